@@ -1,5 +1,7 @@
-"""Distributions that NumPyro lacks: partitions of rows, data with missing entries, probit
-regression, discrete choice, and orders of a model; and a faster product of normal distributions.
+"""Distributions that NumPyro lacks.
+
+They are partitions of rows, data with missing entries, probit regression, discrete choice, and
+orders of a model; and a faster product of normal distributions.
 """
 
 from inference.distributions.diagonal import DiagonalNormal

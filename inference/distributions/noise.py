@@ -1,5 +1,6 @@
-"""Discrete choice: of K classes the one with the largest utility is chosen, where a utility is a
-mean plus noise.
+"""Discrete choice among K classes: the one with the largest utility is chosen.
+
+A utility is a mean plus noise.
 
 | name                     | what it is                                                            |
 |--------------------------|-----------------------------------------------------------------------|

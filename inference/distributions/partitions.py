@@ -1,5 +1,6 @@
-"""Random partitions of rows by a rule of seating: the Chinese restaurant process and the Pitman-Yor
-process.
+"""Random partitions of rows: the Chinese restaurant process and the Pitman-Yor process.
+
+Each is given by a rule of seating: the probabilities by which the next row joins a group.
 
 A draw is a vector of labels 0, 1, ... of groups, in order of appearance. Rows of different classes
 are partitioned independently. Below, n rows of a class are in G groups of n_1 .. n_G rows. `CRP`

@@ -1,3 +1,4 @@
-"""Inference kernels, a folder a kernel: `kernel.py` has the class, and each `__init__.py` says
-which file does what.
+"""Inference kernels, one folder for each.
+
+In a folder `kernel.py` has the class, and `__init__.py` says which file does what.
 """

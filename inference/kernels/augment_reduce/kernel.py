@@ -70,14 +70,14 @@ class ReduceState(NamedTuple):
 
 
 class ReduceReport(NamedTuple):
-    """What a step reports."""
+    """The estimate of the bound (ELBO) that a step records."""
 
     elbo: Array  # unbiased estimate of the bound on the log likelihood of all rows
 
 
 @dataclass(frozen=True, eq=False)
 class ReduceReading:
-    """The structure of a model."""
+    """The structure of a model, and the settings that compiled code depends on."""
 
     kernel: "AugmentReduce"
     program: Program  # the model with its settings; shapes in the place of arrays
@@ -86,8 +86,10 @@ class ReduceReading:
     q_noise: NoisePosterior | None  # q(eps) of a row; None where rows have no noise
 
     def more(self, program: Program) -> "tuple[ReduceReading, dict[str, Any]]":
-        """The reading of other rows of the same model, the same where settings and shapes are; and
-        their data.
+        """The reading and the data of other rows of the same model, for `Driver.update`.
+
+        It is this very reading where settings and shapes are the same, so that nothing is compiled
+        again.
         """
         found, data = self.kernel.read(program)
         shapes = lambda reduced: {
@@ -116,7 +118,7 @@ class ReduceReading:
         return ()
 
     def start(self) -> dict[str, Array]:
-        """q(eps) of each row, at its start."""
+        """The initial parameters of q(eps) of each row."""
         num_rows = self.reduced.sizes[self.reduced.rows][0]
         return {} if self.q_noise is None else self.q_noise.start(num_rows)
 
@@ -182,8 +184,9 @@ class AugmentReduce(Algorithm):
         check_lazy(self._update)
 
     def read(self, program: Program) -> tuple[ReduceReading, dict[str, Any]]:
-        """The structure, by an evaluation on one batch of rows, and the arrays among the arguments;
-        nothing is computed for all classes.
+        """Reads the structure of the model, by evaluating it on one batch of rows.
+
+        Data are the arrays among the arguments. Nothing is computed for all classes.
         """
         reduced = read_reduced(program)
         flat = [name for name, site in reduced.by_row.items() if site.family == "ImproperUniform"]
@@ -217,7 +220,7 @@ class AugmentReduce(Algorithm):
         return ReduceReading(self, shapes, reduced, layouts, q_noise), data
 
     def init(self, rng_key: Array, reading: ReduceReading, data: dict[str, Any]) -> ReduceState:
-        """Small weights; q(eps) at its start."""
+        """Small random weights, and the initial q(eps)."""
         reduced = reading.reduced
         sites, values = {**reduced.by_row, **reduced.whole}, {}
         keys = random.split(rng_key, max(len(sites), 1))
@@ -248,8 +251,10 @@ class AugmentReduce(Algorithm):
         )
 
     def values(self, state: ReduceState, reading: ReduceReading) -> dict[str, Any]:
-        """{"loc": ...}, and "log_scale" with `posterior`, of each site; unconstrained where it
-        is used as a whole.
+        """The variational parameters of each site, {site: {"loc": ..., "log_scale": ...}}.
+
+        "log_scale" is there only with `posterior`. Sites that are used as a whole are
+        unconstrained.
         """
         found = dict(state.whole)
         for layout, packed in zip(reading.layouts, state.tables, strict=True):
@@ -261,7 +266,11 @@ class AugmentReduce(Algorithm):
     def step(
         self, rng_key: Array, state: ReduceState, reading: ReduceReading, data: dict[str, Any]
     ) -> tuple[ReduceState, ReduceReport]:
-        """Draws rows and classes; moves q(eps) of these rows, then the weights they request."""
+        """Updates q(eps) of a random batch of rows, then the weights by a stochastic gradient step.
+
+        Classes are subsampled as well. Only the rows of the weights that the model requests for
+        these rows and classes are updated.
+        """
         model, program = reading.reduced, reading.program.with_arguments(**data)
         index_key, weight_key, local_key, point_key = random.split(rng_key, 4)
         index = model.draw_index(index_key, self.own_negatives)
@@ -337,8 +346,9 @@ class AugmentReduce(Algorithm):
         data: dict[str, Any],
         num_draws: int,
     ) -> dict[str, Array]:
-        """Draws of all sites but the noise of the rows, whose q is a variational parameter; where
-        the weights are a point, copies of it.
+        """Draws of the weights from q; copies of them where they are a point estimate.
+
+        The noise of the rows is not drawn: its q is a variational parameter.
         """
         reduced, values, found = reading.reduced, self.values(state, reading), {}
         keys = random.split(rng_key, max(len(values), 1))
@@ -402,7 +412,7 @@ def _settings(program: Program) -> tuple[Any, list[Any]]:
 def _probed(
     model: ReducedModel, program: Program, own_negatives: bool, rng_key: Array
 ) -> tuple[dict[str, Array], Array]:
-    """Which terms are finite; the gap between the log joint and log u - rate u, u = exp(-eps)."""
+    """Whether terms are finite; the gap between the log joint and log u - rate u, u = exp(-eps)."""
     index = model.draw_index(rng_key, own_negatives)
     num_rows = len(index[model.rows])
     # The stand-ins answer in turn, once, so each run takes new ones.

@@ -1,5 +1,9 @@
 """Gibbs sweep over the sites of a crossed predictor, most of them jointly.
 
+The entries of a matrix have a crossed predictor where each is linear in the sites of its row, and
+in those of its column (`inference.reading.crossed`). It may be a sum of components that are
+switched on and off: the number of those that are on is its rank.
+
 The order is: the latent Normals of a probit, both sides, switches with amplitudes and shared sites,
 births and deaths of components, scales, intercepts. Given the latent Normals everything else is
 conjugate. Each part leaves the posterior invariant, so that any order would do. Sites outside the
@@ -70,7 +74,13 @@ class CrossedRoute(Route):
     def draw(
         self, rng_key: Array, program: Program, values: dict[str, Any], data: dict[str, Any]
     ) -> tuple[dict[str, Any], list[Array], Program]:
-        """All values after a sweep, the residual, and the model with the predictor held."""
+        """Draws the sites of the predictor; returns all values, the residual, and the model.
+
+        The residual is the largest relative gap, over `NUM_CHECKED` entries, between the predictor
+        after a side is drawn and the one that equation (1) of `inference.reading.crossed` gives. In
+        the returned model the predictor is held fixed, so that the sites outside it are drawn
+        without computing it again.
+        """
         crossed, program = self.crossed, program.with_arguments(**data["arguments"])
         keys = random.split(rng_key, 8)
         response, weight, eta = self._response(keys[0], program, values)
@@ -102,7 +112,7 @@ class CrossedRoute(Route):
     def draw_items(
         self, rng_key: Array, program: Program, values: dict[str, Any], plate: str, num_rounds: int
     ) -> dict[str, Any]:
-        """Draws the sites of one side, all else given.
+        """Draws the sites of one side, given all other sites.
 
         Args:
             rng_key: a key.
@@ -137,8 +147,10 @@ class CrossedRoute(Route):
         side: Side,
         items: tuple,
     ) -> tuple[dict[str, Any], Array, tuple[Array, Array], Array]:
-        """The values with a side drawn anew, the predictor there, the sums for `switched`, and the
-        gap between that predictor and what the table gives.
+        """Draws all sites of one side, given the other side.
+
+        Returns the values, the predictor there, the sums that `switched` takes, and the relative
+        gap between that predictor and the linear update of the one before.
         """
         crossed, (response, weight, eta) = self.crossed, entries
         [other] = (each for each in crossed.sides if each.plate != side.plate)

@@ -1,5 +1,14 @@
 """Births and deaths of whole components of a crossed predictor, by annealed importance sampling.
 
+A birth switches a component on and a death switches one off, so each changes the rank by one
+(`birth_or_death`). A component that explains nothing never finds good factors by chance. So a birth
+proposes all of its factors: they are drawn from a mean-field approximation to what the residual
+holds, and moved from there to the posterior. Metropolis-Hastings accepts them, with the factors of
+the second side integrated out. A death is the same in reverse. The approximation is made from the
+residual without the component, and from a random start of its own, so that a birth and the death
+that reverses it use the same one. The sign of the approximation is arbitrary. The proposed
+amplitude is positive.
+
 A component that explains nothing never finds good factors by chance. So it is born whole: its
 factors are drawn from a mean-field approximation to what the residual holds, moved from there to
 the posterior, and accepted by Metropolis-Hastings with the factors of the second side integrated
@@ -24,9 +33,9 @@ where the entries make a column factor pull + 1 times as precise. Then log Z_t i
 all conditionals are Normal. `anneal` goes along the path: it adds log f_{t'} - log f_t at the
 present u to the log weight, makes a reversible Gibbs step at t', and so on (Neal 2001). A step
 draws v given u and then u given v, overrelaxed, for the direction of u turns slowly (Adler 1981).
-From a draw of q to the end of the path, the weight has the integral of (1) as its mean. Backwards,
-from the rows of a component, it is the reverse in the acceptance of Metropolis-Hastings
-(Karagiannis and Andrieu 2013).
+From a draw of q to the end of the path, the weight has the integral of (1) as its mean. A death
+walks the path backwards, from the row factors of its component, and its weight stands for the
+inverse of that integral in the ratio of Metropolis-Hastings (Karagiannis and Andrieu 2013).
 
 Cost: 2 x (`NUM_ROUNDS` + `NUM_FIELDS` + steps) sums over the entries; memory: a few numbers an
 entry.
@@ -108,8 +117,9 @@ class EntrySums(NamedTuple):
         return cls(size, [(flat(bucket.items), *of_entries(bucket)) for bucket in items])
 
     def __call__(self, x: Float[Array, " other"], *squares: Array) -> tuple[Array, ...]:
-        """For each item sum_e w r x, and sum_e w square for each of `squares`; x and squares are
-        numbers of the items of the other side.
+        """Sums over the entries of each item: sum_e w r x, and sum_e w q for each q of `squares`.
+
+        x and the squares are numbers of the items of the other side.
         """
         found, zero = jnp.zeros((self.size, 1 + len(squares)), x.dtype), jnp.zeros((), x.dtype)
         add = lambda left, right: tuple(map(jnp.add, left, right))
@@ -123,8 +133,9 @@ class EntrySums(NamedTuple):
 def leading(
     rng_key: Array, prior: Component, sums: tuple[EntrySums, EntrySums]
 ) -> tuple[Array, Float[Array, " row"]]:
-    """Amplitude and row factors of the leading pair of the residual, by alternating ridge
-    regressions from a random start.
+    """Amplitude and row factors near the leading singular pair of the residual.
+
+    They are found by `NUM_ROUNDS` alternating ridge regressions from a random start.
 
     Args:
         rng_key: a key.
@@ -292,8 +303,7 @@ def birth_or_death(
 def _propose(
     rng_key: Array, old: "_Slot", prior: Component, odds: Array, sums: tuple[EntrySums, EntrySums]
 ) -> tuple[Array, Array, Array]:
-    """Amplitude and row factors after the walk of a birth, or of a death, and the log ratio by
-    which it is accepted.
+    """Proposes the amplitude and row factors of a birth or a death; their log acceptance ratio.
 
     The mean field is the same for a component that is there, seen without it, as for one that is
     not: so either is the reverse of the other.
@@ -334,7 +344,7 @@ class _Slot(NamedTuple):
 def _component(
     crossed: Crossed, components: Components, program: Program, values: dict[str, Any], k: Array
 ) -> tuple[_Slot, Component, Array]:
-    """Component k, the priors of its parts, and its prior log odds to be there."""
+    """Component k, the priors of its parts, and its prior log odds of being switched on."""
     switch, amplitude, factors = components
     (slope, fall), (start, _) = crossed.prior(program, values), crossed.global_values(values)
     low = lower_bound(program, components)

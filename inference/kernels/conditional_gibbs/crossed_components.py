@@ -1,5 +1,4 @@
-"""Switches, amplitudes and shared sites of a crossed predictor, and the directions in which the
-likelihood is flat.
+"""Switches, amplitudes and shared sites of a crossed predictor, and moves along its flat lines.
 
 The entries enter the first three by their sums of squares and products alone, G = sum_e w slopes
 slopes' and g = sum_e w slopes residual, which drawing a side leaves behind. As a function of the
@@ -141,8 +140,9 @@ def rescaled(
 def shifted(
     rng_key: Array, crossed: Crossed, program: Program, values: dict[str, Any]
 ) -> dict[str, Any]:
-    """Draws how much of each intercept is in the shared site and how much in the items of a side,
-    from their priors, for the predictor does not change.
+    """Draws how each intercept is shared out between its shared site and the items of a side.
+
+    The predictor does not change, so the draw is from the priors along that line.
     """
     for i, intercept in enumerate(crossed.intercepts):
         slope, fall = crossed.line(program, values, intercept)

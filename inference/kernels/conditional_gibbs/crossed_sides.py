@@ -1,5 +1,6 @@
-"""Joint draws of all sites of one side of a crossed predictor. Given the other side, the items are
-independent.
+"""Joint draws of all sites of one side of a crossed predictor: all rows, or all columns.
+
+Given the other side, the items of a side (its rows, or its columns) are independent.
 
 An entry e of an item has the row x[e] = (table[other[e]], residual[e], shared slopes[e]). All
 entries of the item enter by gram = sum_e w[e] x[e] x[e]' alone. With D the scale of the columns of

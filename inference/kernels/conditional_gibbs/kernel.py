@@ -297,8 +297,9 @@ def _families(program: Program, names: list[str], values: Any, rng_key: Array) -
 
 
 def _refuse_infinite(program: Program, owned: list[str]) -> None:
-    """Refuses a model without a finite density, where all sites are drawn here; `Driver` checks the
-    models of `Gibbs`.
+    """Refuses a model without a finite density, where all sites are drawn here.
+
+    `Driver` checks the models of `Gibbs`.
     """
     if len(owned) == len(program.latent) and not is_traced(program.arguments):
         program.check()

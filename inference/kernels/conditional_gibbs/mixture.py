@@ -1,5 +1,6 @@
-"""Gibbs sweep over a truncated stick-breaking mixture of conjugate blocks: the parameters of all
-groups given the rows, then all rows given the groups.
+"""Gibbs sweep over a truncated stick-breaking mixture of conjugate blocks.
+
+The parameters of all groups are drawn given the rows, then all rows given the groups.
 
 The mathematics is that of `CoordinateAscent`, with values in place of expectations. Both kernels
 share the messages and the sums over rows (`inference.kernels.coordinate_ascent.rows`) and the
@@ -98,8 +99,9 @@ class MixtureRoute(Route):
         self._few_values = once(found.few.constrain, start)(start)
 
     def start(self, rng_key: Array) -> dict[str, Array]:
-        """Start values: groups by k-means, missing entries at the means of their columns, and soft
-        labels on the side of 0 that the labels say.
+        """Start values: groups by k-means, and soft labels with the signs that the labels give.
+
+        Missing entries start at the means of their columns.
         """
         found, rows = self.found, self.rows
         rng = np.random.default_rng(np.asarray(random.key_data(rng_key)))
@@ -140,8 +142,9 @@ class MixtureRoute(Route):
         return jnp.sum(jnp.bincount(group, length=self.found.num_groups) > 0), -log_joint(values)
 
     def residual(self, values: Values) -> Array:
-        """The largest gap between the model and the reading, on some rows, at these values of all
-        sites that belong to groups.
+        """The largest gap between the model and the reading, on some rows.
+
+        It is taken at these values of all sites that belong to groups.
         """
         own = {
             name: at if name in self.found.of_rows else values[name]
@@ -391,8 +394,9 @@ def _draw_upper(
     values: Values,
     sums: SufficientSums,
 ) -> tuple[dict[str, Array], Array]:
-    """The shared group of each group of a task, with the sticks of the shared groups; and the new
-    order of these.
+    """Draws the shared group of each group of a task, and the sticks of the shared groups.
+
+    Returned as well is the new order of the shared groups.
     """
     level = found.upper
     assert level is not None
@@ -417,8 +421,9 @@ def _draw_experts(
     before: Array,
     sums: SufficientSums,
 ) -> dict[str, Array]:
-    """The shared mean and precision, given the old weights of the groups with labels; then all
-    weights.
+    """Draws the shared mean and precision of the experts, and then all weights.
+
+    The mean and precision are given the old weights of the groups with labels.
     """
     experts = found.experts
     assert experts is not None

@@ -1,18 +1,21 @@
-"""Predictions for rows by posterior draws of a mixture, with groups and missing entries integrated
-out at each draw.
+"""Predictions for rows from posterior draws of a mixture, as if the rows were new.
 
-With D draws d of all that belongs to groups, a row of which x is seen has
+At each draw the groups and the missing entries are integrated out. With S draws d of the parameters
+of all groups, a row of which x is seen has
 
-    p(y | x, data) = sum_d p(y | x, d) / D,                                                     (1)
+    p(y | x, data) = sum_d p(y | x, d) / S,                                                     (1)
     p(y | x, d) = sum_h pi_h p(x | h) p(y | x, h) / sum_h pi_h p(x | h),
 
-and the means and mean squares of its missing entries likewise. Given the group scores are Normal,
-and p(y | x, h) is exact. Where a label bears on several soft labels of a row with missing entries,
-these share the entries, and p(y | x, h) is an orthant probability, `inference.maths.orthants`. It
-is integrated by `NUM_POINTS` points at each draw; with three classes the error is at most 5e-4.
-With more classes each draw has other points, which together are one large set of points. The
-weights p(x | d) of the draws are left out: with a dozen features, one of some hundred draws would
-have all the weight.
+and the means and mean squares of its missing entries likewise. The label y fixes the signs of soft
+labels, which are scores plus Normal noise. Given the group the scores are Normal. So p(y | x, h) is
+exact, where the soft labels are independent: in a row without missing entries, or with two classes.
+Else all scores depend on the same missing entries, and p(y | x, h) is an orthant probability
+(`inference.maths.orthants`), integrated by `NUM_POINTS` points at each draw. With three classes the
+error is at most 5e-4. With more classes each draw has other points, which together are one large
+set of points.
+
+The importance weights p(x | d) of the draws are left out: with a dozen features, one of some
+hundred draws would have all the weight.
 
 Cost, for each draw: n K D^2 for n rows, K groups and D entries; for rows with m missing entries
 n K m^3 / 2 more; with C > 2 classes n K C^2 `NUM_POINTS`.
@@ -46,7 +49,7 @@ NUM_POINTS = 8
 
 
 class RowPrediction(NamedTuple):
-    """Predictions for rows as if they were new; a label is used for its own probability alone."""
+    """Predictions for rows as if they were new: a label counts in its own probability alone."""
 
     log_label: Array  # log probability of the row's label, 0 without one [row]
     mean: Array  # of the missing features; the others as they are [row, feature]
@@ -60,7 +63,7 @@ class _Sums(NamedTuple):
 
 
 class AssignmentDraws:
-    """Predicts by draws of a run, without its data.
+    """Predicts rows from the posterior draws of a run, without the data of the run.
 
     Args:
         model: a NumPyro model.
@@ -144,8 +147,9 @@ def _at_draw(
 def _of_chunk(
     message: Message, chunk: RowBucket, signs: Array, points: CubaturePoints | None
 ) -> tuple[Array, Array, Array]:
-    """Log probability of the label given the seen entries; mean and mean square of each missing
-    entry, 0 in the padding.
+    """Log probability of the label given the seen entries, and moments of the missing entries.
+
+    These are the mean and the mean square of each, 0 in the padding.
     """
     if not chunk.missing.shape[1]:
         log_rho = jax.nn.log_softmax(complete_posterior(message, chunk).log_joint.T)
@@ -178,6 +182,6 @@ def _of_chunk(
 
 
 def _log_side(score: Array, variance: Array, signs: Array) -> Array:
-    """Log probabilities that independent soft labels lie on these sides [place, group, class]."""
+    """Log probabilities that independent soft labels have these signs [row, group, class]."""
     signs = signs[:, None]
     return jnp.where(signs == 0, 0, log_ndtr(signs * score / jnp.sqrt(variance)))

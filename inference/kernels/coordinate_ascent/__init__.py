@@ -1,5 +1,6 @@
-"""Variational Bayes for truncated stick-breaking mixtures of conjugate blocks, by coordinate ascent
-or by natural-gradient steps on batches of rows.
+"""Variational Bayes for truncated stick-breaking mixtures of conjugate blocks.
+
+It runs by coordinate ascent, or by natural-gradient steps on batches of rows.
 
 kernel        `CoordinateAscent`, and the strategy for mixtures of features
 factors       the strategy for mixtures among common factors

@@ -1,5 +1,6 @@
-"""Independent draws of every latent site from the mean-field posterior of a mixture, with their log
-density.
+"""Independent draws from the mean-field posterior of a mixture, with their log density.
+
+A draw has a value of every latent site.
 """
 
 from collections.abc import Iterator

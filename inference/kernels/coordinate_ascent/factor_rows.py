@@ -1,5 +1,6 @@
-"""The rows of a sweep among common factors: q(z) q(s, t | z) of the group, the factors and the soft
-labels of each row.
+"""The rows of a sweep, in a mixture among common factors.
+
+Each row has q(z) q(s, t | z) of its group, its factors and its soft labels.
 
 Groups say const_h - u' M_h u / 2 of u = (s, 1), the features of a row say (1) of
 `inference.reading.conjugate.loadings`, and an expert c whose soft label has a sign says

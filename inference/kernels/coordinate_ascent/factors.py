@@ -1,5 +1,6 @@
-"""The strategy of `CoordinateAscent` for mixtures among common factors: start, steps, draws and
-predictions.
+"""The strategy of `CoordinateAscent` for mixtures among common factors.
+
+It has the start, the steps, the draws and the predictions.
 
     q = q(alpha) q(V) prod_h q(mu_h, Lambda_h) q(w) q(zeta, lambda)
         prod_hk q(b_hk, pi_hk) prod_p q(A_p, c_p) q(beta) q(psi)

@@ -1,5 +1,6 @@
-"""Variational Bayes for truncated stick-breaking mixtures of conjugate blocks, whose rows may have
-missing entries.
+"""Variational Bayes for truncated stick-breaking mixtures of rows that may have missing entries.
+
+Groups have conjugate blocks of features, and probit experts for labels.
 
     maximise  E_q[log p(data, everything)] - E_q[log q]
     over      q = q(alpha) q(V) prod_blocks q(block) prod_i q(z_i, x_i missing, t_i)
@@ -177,8 +178,9 @@ class MixtureAscent:
         return gathered(sums, share_of(factors.upper)).moments[:, one, one]
 
     def moved(self, rng_key: Array, state: AscentState, data: AscentData) -> AscentState:
-        """A sweep, which needs no random numbers, or a step on a batch; the bound is that of the q
-        it started from.
+        """The state after a sweep, or after a natural-gradient step on a batch.
+
+        A sweep needs no random numbers. The bound is that of the q it started from.
         """
         message = message_of(self.found, self.shape, state.factors)
         own = jax.tree.map(lambda leaf: leaf.astype(data.buckets[0].entries.dtype), message)
@@ -353,14 +355,13 @@ class CoordinateAscent(Algorithm):
         raise ValueError(NO_NUMBER)
 
     def predict(self, state: Any, reading: Ascent, program: Program) -> Prediction:
-        """Groups, missing features and probabilities of the labels of the rows of a program, as if
-        they had not been fitted.
-        """
+        """Predicts groups, missing features and labels of rows, as if they were new."""
         return reading.predict(state, program)
 
     def log_weights(self, state: Any) -> Array:
-        """The log probability of each group in each task [task, group], the posterior integrated
-        out; one data set is one task.
+        """The log of the posterior mean weight of each group in each task [task, group].
+
+        One data set is one task.
         """
         return log_weights(state.factors)
 

@@ -1,5 +1,7 @@
-"""The factors of q that are not of rows: messages to the rows, updates from sums over rows, and the
-divergence from the prior.
+"""The factors of q that do not belong to rows.
+
+They send messages to the rows, are updated from sums over rows, and have a divergence from the
+prior.
 
 Tasks may share groups: group h of task j is under the shared group s with probability share_jhs
 under q. What is said of rows and what is summed over them is linear. So with the message m_s of

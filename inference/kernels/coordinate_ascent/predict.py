@@ -1,5 +1,4 @@
-"""Predictions of the group, the missing entries and the label of rows that were not fitted, with
-the posterior of the parameters integrated out.
+"""Predictions of the group, missing entries and label of new rows, with parameters integrated out.
 
 A row's group is h with probability proportional to E pi_h times the predictive density of what the
 row shows. For Normal features with a Normal-Wishart factor (loc m, kappa, nu, rate R) of width P
@@ -35,7 +34,7 @@ __all__ = ["Prediction", "log_label", "log_weights", "predict_rows"]
 
 
 class Prediction(NamedTuple):
-    """The prediction of each row. Its label only counts in the probability of that label."""
+    """The prediction of each row; its label counts in the probability of that label alone."""
 
     log_group: Array  # log probability of each group [row, group]
     log_label: Array  # of the label that the row has, 0 where it has none [row]
@@ -44,7 +43,7 @@ class Prediction(NamedTuple):
 
 
 def predict_rows(found: Assignment, factors: Factors, rows: MixtureRows) -> Prediction:
-    """The predictions of rows, as if they had not been fitted."""
+    """The predictions of rows, as if they were new."""
     given = (
         jax.tree.map(
             lambda part: jnp.asarray(part, factors.sticks[0].dtype),
@@ -104,7 +103,7 @@ def _predicted(
 
 
 def log_weights(factors: Factors) -> Float[Array, "task group"]:
-    """The log probability of each group in each task, the sticks integrated out."""
+    """The log of the posterior mean weight of each group in each task."""
     c1, c0 = factors.sticks
     log_weight = log_sticks(jnp.log(c1 / (c0 + c1)), jnp.log(c0 / (c0 + c1)))
     if factors.upper is None:

@@ -1,5 +1,7 @@
-"""The rows of a sweep: their layout in buckets and chunks, and q(z) q(x_missing, t | z) of the
-group, the missing entries and the soft labels of each row, jointly.
+"""The rows of a sweep: their layout in buckets and chunks, and their factors of q.
+
+Each row has q(z) q(x_missing, t | z) of its group, its missing entries and its soft labels,
+jointly.
 
 Layout. A bucket has rows that miss about as many entries. It is cut into chunks of rows of one task
 whose labels leave the same classes open. All chunks of a bucket have one shape, so a bucket is one

@@ -4,8 +4,9 @@
     field = ["noise", "amplitude", "lengthscale"]
     Gibbs([(LatentHistory(model), history + field), (NUTS(model), None)])
 
-The model has the structure of `inference.reading.history`. The kernel draws the places of the
-points that left no data, and the values of functions there. It also draws those sites of
+The model has the structure of `inference.reading.history`: it has room for `capacity` points that
+left no data, the slots, and a count says how many of them are used. The kernel draws the places of
+the points that left no data, and the values of functions there. It also draws those sites of
 `inference.reading.field` that it is given: the noise of the functions at the data, and their
 scales. NUTS can draw these as well, but then the scales hardly move. A draw is one sweep:
 
@@ -73,8 +74,9 @@ class HistoryState(NamedTuple):
 
 
 class LatentHistory(GibbsBlock):
-    """Draws the latent history of a model; runs in `Driver`, in `numpyro.infer.MCMC`, and as a
-    block of `Gibbs` beside NUTS.
+    """Draws the latent history of a model: the points that left no data, and functions there.
+
+    It runs in `Driver`, in `numpyro.infer.MCMC`, and as a block of `Gibbs` beside NUTS.
 
     Args:
         model: a NumPyro model.
@@ -164,8 +166,9 @@ class LatentHistory(GibbsBlock):
         )
 
     def get_diagnostics_str(self, state: HistoryState) -> str:
-        """The number of points; raises RuntimeError where the draw is `full`, which `Driver`
-        prevents.
+        """The number of points that left no data.
+
+        Raises RuntimeError where the draw is `full`, which `Driver` prevents.
         """
         if bool(state.full):
             raise RuntimeError(
@@ -201,7 +204,7 @@ class LatentHistory(GibbsBlock):
         ]
 
     def arguments(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of the model that follow from values of the slots."""
+        """The model's argument for the number of slots, as many as `values` have."""
         return {self.capacity: len(values[self.reading.history.noise])}
 
     # The parts of a sweep.
@@ -326,8 +329,9 @@ class LatentHistory(GibbsBlock):
         values: dict[str, Any],
         window: tuple[Array, Array],
     ) -> Callable:
-        """A function of the functions' values: the log probability of each count in a window,
-        jointly with all events.
+        """A function of the functions' values that returns the log joint at each count in a window.
+
+        All events are part of the log joint; counts outside of the window have -inf.
         """
         field, used = self.reading.field, history.all_used(program, values)
         is_inside = _within(window, jnp.arange(history.capacity + 1))
@@ -362,8 +366,10 @@ def _read(shown: Program, owned: list[str], others: list[str]) -> HistoryReading
 
 
 def _window(rng_key: Array, count: Array, capacity: int) -> tuple[Array, Array]:
-    """The first and the last count of a random window around a count. From each count inside, the
-    window has the same probability. So a quarter of the capacity suffices for the unused slots.
+    """The first and the last count of a random window around a count.
+
+    From each count inside, the window has the same probability. Its width is a quarter of the
+    capacity, so that no more unused slots are needed.
     """
     width = max(2, capacity // 4)
     first = count - random.randint(rng_key, (), 0, width)

@@ -97,7 +97,10 @@ class FilterState(NamedTuple):
         return self.log_prior + (self.log_evidence - jnp.max(self.log_evidence)) - self.rounding
 
     def total_log_evidence(self) -> np.ndarray:
-        """Returns the log evidence of all rows so far, summed over the grid."""
+        """Returns the log evidence of all rows so far, with the latent scalars summed out.
+
+        It is the log of the sum over the grid of prior times evidence.
+        """
         log_prior, log_evidence, rounding = (
             np.asarray(part, float) for part in (self.log_prior, self.log_evidence, self.rounding)
         )
@@ -156,7 +159,7 @@ class FilterReading:
 
 
 class RowReport(NamedTuple):
-    """What a step records."""
+    """Statistics that a step records."""
 
     ess: Array  # effective sample size of the filter that took the row
     resampled: Array
@@ -457,8 +460,9 @@ class ParticleFilter(Algorithm):
     def mean_rows(
         self, state: FilterState, reading: FilterReading, program: Program
     ) -> dict[str, Array]:
-        """Returns the mean of every entry given the observed ones, {site: [row, column]}; for codes
-        the probability of each, [row, column, code].
+        """Returns the mean of every entry given the observed ones, {site: [row, column]}.
+
+        For codes it is the probability of each, [row, column, code].
 
         Args:
             state: The state of the filter.

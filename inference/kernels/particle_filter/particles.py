@@ -263,8 +263,10 @@ def _changed_rows(
     update: Callable,
     change: int,
 ):
-    """The table with `num_new` rows `free` made of the rows `source`, one after the other: most
-    steps make few, and each is written in place.
+    """Returns the table after its rows `source` are updated into the free rows `free`.
+
+    The first `num_new` of them are made one after the other: most steps make few, and each is
+    written in place.
     """
     num_new, source, free = where
 
@@ -420,7 +422,7 @@ def filter_row(
 def choose(
     rules: Rules, log_weight: Float[Array, "particle class group"], rng_key: Array
 ) -> tuple[Chosen, Array]:
-    """Returns the candidates that become particles, and the log of the total weight.
+    """Resamples: returns the candidates that become particles, and the log of the total weight.
 
     Args:
         rules: The settings of the run.
@@ -462,8 +464,9 @@ def redraw(
 
 
 def join(rules: Rules, groups: Groups, rng_key: Array) -> tuple[Groups, Array]:
-    """Returns one filter of joint particles made from the filters of the classes, and the particle
-    of each class that a joint one is made of, [class, particle].
+    """Returns one filter of joint particles, made from the filters of the classes.
+
+    Returned as well is the particle of each class that a joint one is made of, [class, particle].
 
     Given the labels so far the classes are independent. So particles of each class, drawn by weight
     and paired at random, are joint draws.

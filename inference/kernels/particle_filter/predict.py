@@ -1,5 +1,4 @@
-"""Predictions of a filter: draws of its particles, densities of new rows under each class,
-imputation of missing entries, and draws of new rows.
+"""Predictions of a filter: class probabilities, imputation, draws of particles and of new rows.
 
 The probabilities that the particles give to the next row's group are first summed into one share
 for each table row, because particles share most groups and many new rows use the sum.
@@ -97,8 +96,9 @@ def drawn_places(
 
 @partial(jax.jit, static_argnums=0)
 def mean_rows(rules: Rules, state: Any, rows: PartitionRows) -> dict[str, Array]:
-    """Returns the mean of every entry given the observed ones, {site: [row, column, ...]}; for
-    codes the probability of each, [row, column, code].
+    """Returns the mean of every entry given the observed ones, {site: [row, column, ...]}.
+
+    For codes it is the probability of each, [row, column, code].
 
     Args:
         rules: The settings of the run.
@@ -141,8 +141,9 @@ def _of_class(log_weight: Array, label: Array) -> Array:
 
 
 def _log_shares(rules: Rules, state: Any) -> Array:
-    """Log probability of a point of the grid, and of the next row's class and group, [point,
-    class, table row].
+    """Log probability of the next row's place in the tables, [point, class, table row].
+
+    It is joint: of a point of the grid, and of the class and the group of the row.
     """
 
     def at(leaves: tuple[Groups, Any, Array]) -> Array:

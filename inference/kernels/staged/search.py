@@ -78,14 +78,14 @@ __all__ = [
 # of the stage
 LITTLE, PART = 1.0, 0.01
 NEAR = 2.0  # nats up to which a candidate may lead to something better
-FAR = 10.0  # nats from which a failed search does not say what mixtures could do
+FAR = 10.0  # nats above which the best rejected candidate says nothing about what mixtures can do
 MOST_PEAKS = 8  # peaks from which batch and match begins
 FRESH = 5  # walkers from draws of pi_s beside those from known peaks
 TRIED = 500  # draws by which a candidate is judged
 
 
 class LabelledMixture(NamedTuple):
-    """A mixture over the vectors that are canonical for a reference."""
+    """A mixture over vectors that are canonical for a reference: label switching is undone."""
 
     mixture: Mixture
     reference: Reference = NO_REFERENCE
@@ -146,7 +146,7 @@ class Start:
         return Defensive(self.defensive.summary, 0.2)
 
     def drawing(self, given: tuple[Mixture, LabelledMixture]) -> Callable[[Array], Array]:
-        """A function of a key that draws what nested sampling starts from.
+        """A function of a key: a draw of the density that nested sampling starts from.
 
         Args:
             given: the mixture of pi_s, and the proposal; without components for pi_s itself.
@@ -159,7 +159,10 @@ class Start:
         return lambda key: self.with_background.draw(key, proposal.mixture, draw)
 
     def nested_densities(self, arrays: StageArrays, proposal: LabelledMixture) -> Callable:
-        """A function of a vector: what nested sampling takes for log prior and log likelihood."""
+        """A function of a vector: log prior and log likelihood, as nested sampling takes them.
+
+        With a proposal q these are log q and log (likelihood pi_s / q).
+        """
         if not len(proposal.log_weight):
             return self.densities(arrays)
         start = self(arrays._replace(reference=proposal.reference))
@@ -233,7 +236,7 @@ class Search:
         return self.usual if self.num_walkers is None else self.num_walkers
 
     def searched(self, rng_key: Array, arrays: StageArrays, begin: Begin) -> Candidate:
-        """The proposal, without components where no candidate was accepted.
+        """Searches for a proposal; it has no components where no candidate was accepted.
 
         Args:
             rng_key: a JAX key.
@@ -267,7 +270,9 @@ class Search:
     def trial(
         self, rng_key: Array, arrays: StageArrays, proposal: LabelledMixture
     ) -> tuple[float, bool, Float[Array, "draw size"]]:
-        """What draws from a proposal, with pi_s in its background, say of it.
+        """Estimates from importance weights of its draws how far a proposal is from the posterior.
+
+        The proposal has pi_s in its background.
 
         Returned are the Kullback-Leibler divergence to the posterior in nats, which depends less on
         the largest weight than an effective sample size does; whether the proposal is accepted; and
@@ -342,7 +347,7 @@ class Search:
         return self.near_peaks(rng_key, arrays, begin._replace(peaks=known, most_fresh=FRESH))
 
     def outwards(self, rng_key: Array, arrays: StageArrays, begin: Begin) -> Candidate | None:
-        """A mixture fitted to walkers that slice sample from draws of what is near."""
+        """A mixture fitted to walkers that slice sample outwards from draws of `begin.near`."""
         near = begin.near
         if not len(near.log_weight):
             return None
@@ -358,7 +363,10 @@ class Search:
     def _matched(
         self, rng_key: Array, arrays: StageArrays, starts: list[NormalMixture]
     ) -> Candidate:
-        """Batch and match from Normals, but those whose mean is within one that was found."""
+        """Batch and match from each Normal, except from those near one that was found before.
+
+        Near are those whose mean is within about two standard deviations (`is_within`).
+        """
         own_key, rng_key = random.split(rng_key)
         found, log_evidence, spent = [], [], 0
         for number, start in enumerate(starts):
@@ -413,7 +421,7 @@ class Search:
     def fit_points(
         self, z: Float[Array, "point size"], arrays: StageArrays
     ) -> tuple[FitPoints, int]:
-        """Points with what the family takes of them, and evaluations that this took."""
+        """Points, with their scores where the family is fitted by scores; the evaluations spent."""
         if not self.family.uses_scores:
             return FitPoints(z), 0
         # in chunks of one size, which share one compiled program
@@ -441,6 +449,6 @@ def _components(mixture: Mixture) -> list[NormalMixture]:
 
 
 def component_means(found: LabelledMixture) -> Float[Array, "component size"]:
-    """The means of the components that are not absent."""
+    """The means of the components that have weight."""
     assert isinstance(found.mixture, NormalMixture)  # others have no scores and no search
     return found.mixture.mean[np.isfinite(np.asarray(found.log_weight))]
