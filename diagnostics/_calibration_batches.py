@@ -132,7 +132,7 @@ def check_count(name: str, value: Any) -> None:
 def _run_batches(
     plan: Plan, size: int, batch: Callable[[Array, np.ndarray], Found], what: dict[str, Any]
 ) -> Calibration:
-    """All replicates, from the folder where it has them.
+    """Run all replicates in batches; batches that the folder has are read from it.
 
     Batches are always complete, so that a later run with more replicates can use them.
     """

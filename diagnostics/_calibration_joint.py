@@ -114,7 +114,7 @@ class Joint:
             )
 
     def _check_fit(self) -> None:
-        """An argument must have the shape and dtype of the data of its site."""
+        """Raise ValueError unless each argument has the shape and dtype of the data of its site."""
         drawn = jax.eval_shape(
             lambda key: self.program.predict(key, self.program.draw_prior(key)), random.key(0)
         )
@@ -129,7 +129,10 @@ class Joint:
                 )
 
     def _check_free_of_data(self) -> None:
-        """No distribution may be computed from the data, for then there is no joint to draw."""
+        """Raise ValueError where a distribution is computed from the data of the model.
+
+        New data cannot be drawn from such a model, because it has no joint distribution.
+        """
 
         def drawn(**data):
             here = self.given(data)

@@ -133,8 +133,9 @@ def _elpd(trees: dict[str, xr.DataTree]) -> Part:
 
 
 def _mark_ties(reasons: dict[str, list[str]], apart: Any, error: Any, what: str) -> None:
-    """Mark both models of a difference to the best that is within two standard errors of zero, or
-    that has no standard error.
+    """Mark models whose difference to the best has no standard error, or is at most two of them.
+
+    In the second case the best is marked as well.
     """
     best = str(apart.index[apart.argmax()])
     for name in map(str, apart.index):
@@ -204,8 +205,9 @@ def uncertainty(tree: xr.DataTree) -> tuple[float, float]:
 
 
 def _quantile(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """Student's quantile of the same probability as `ERRORS` for a known error, with Welch's
-    degrees of freedom.
+    """The quantile of Student's t of the same probability as `ERRORS` has for a known error.
+
+    Its degrees of freedom are Welch's.
     """
     from scipy.stats import norm, t
 
@@ -277,8 +279,9 @@ def _test_faults(values: np.ndarray, score: np.ndarray) -> list[str]:
 
 
 def _loo(tree: xr.DataTree, log_likelihood: xr.DataArray, correction: xr.DataArray | None) -> Any:
-    """PSIS-LOO by ArviZ; the relative efficiency is that of the likelihoods, which label switching
-    does not change.
+    """PSIS-LOO by ArviZ, with the relative efficiency of the likelihoods.
+
+    Label switching does not change the likelihoods.
     """
     import arviz as az
 
@@ -303,7 +306,7 @@ def _loo(tree: xr.DataTree, log_likelihood: xr.DataArray, correction: xr.DataArr
 
 
 def _correction(tree: xr.DataTree) -> tuple[xr.DataArray | None, list[str]]:
-    """log p - log q of the draws of an approximation, or the doubts where the tree lacks it."""
+    """log p - log q of the draws of an approximation; or the doubts, where the tree lacks it."""
     if not _is_variational(tree):
         return None, []
     if missing := lacking(tree):
@@ -321,7 +324,10 @@ def _correction(tree: xr.DataTree) -> tuple[xr.DataArray | None, list[str]]:
 
 
 def _few_points(tree: xr.DataTree, log_likelihood: xr.DataArray) -> list[str]:
-    """Draws that repeat a few points, as after a point estimate or a collapse of the weights."""
+    """The doubt that draws repeat a few points, as a list; empty where they do not.
+
+    A point estimate gives such draws, or a collapse of the importance weights.
+    """
     posterior = group_of(tree, "posterior")
     floats = [values for values in posterior.data_vars.values() if values.dtype.kind == "f"]
     each = _distinct(log_likelihood)

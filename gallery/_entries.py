@@ -31,7 +31,9 @@ class Entries(NamedTuple):
 
 
 def read_entries(X: Any, shape: tuple[int, int] | None = None) -> Entries:
-    """`shape` of the whole matrix; None: that of the array, or the smallest that has all
+    """The observed entries of a matrix.
+
+    `shape` is that of the whole matrix. None: that of the array, or the smallest that has all
     entries.
     """
     row, column, value, trials, own = _taken_apart(X)
@@ -94,7 +96,7 @@ def read_places(
 
 
 def _taken_apart(X: Any):
-    """Rows, columns, values, trials and the shape, None where it is not told."""
+    """Rows, columns, values, trials and shape of X; trials and shape may be None."""
     if scipy.sparse.issparse(X):
         X = X.tocoo()
         if X.ndim != 2:

@@ -1,7 +1,9 @@
-"""Images: Omniglot's drawings at 28 x 28 from its zipped PNG files, and the signs of MNIST's
-principal components.
+"""Images: the drawings of Omniglot, and the signs of the principal components of MNIST.
 
-Neither needs an image library: the drawings are grey PNG files of one bit, for which zlib suffices.
+The drawings are read at 28 x 28 from zipped PNG files.
+
+Neither of the two needs an image library: the drawings are grey PNG files of one bit, for which
+zlib suffices.
 """
 
 import io

@@ -1,5 +1,6 @@
-"""Class labels, -1 where the class of a row is unknown: from scikit-learn's convention to codes,
-and back by `classes[code]`.
+"""Class labels, from the convention of scikit-learn to codes, and back by `classes[code]`.
+
+-1 is the label of a row whose class is unknown.
 
     classes, codes = coded(y)           # codes 0 .. K - 1, or -1
     codes = codes_among(y_more, classes)

@@ -1,5 +1,6 @@
-"""The table of downloadable data sets: where each comes from, its checksum, its licence, whom to
-cite.
+"""The table of downloadable data sets.
+
+It says where each comes from, its checksum, its licence and whom to cite.
 
 `contents` is the sha256 of the parsed arrays (`gallery._fetch.content_hash`), computed from copies.
 The copies of letters16x8, mnist, movielens_1m, omniglot, ionosphere, pima_missing and the tables

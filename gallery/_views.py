@@ -1,8 +1,7 @@
-"""The arrays that the cache holds, as the arrays that a user wants: bits unpacked, labels 0 ..
+"""Views: the stored arrays of each data set, as the arrays that a user wants.
 
-K-1, names that say what they are.
-
-Each view takes the stored arrays and returns the fields of a `Dataset` that depend on them.
+Bits are unpacked, labels are 0 .. K - 1, and arrays have telling names. Each view takes the stored
+arrays and returns the fields of a `Dataset` that depend on them.
 """
 
 from collections.abc import Mapping
@@ -157,8 +156,9 @@ def bibtex(stored: Stored) -> dict[str, Any]:
 
 
 def movielens(stored: Stored) -> dict[str, Any]:
-    """Ratings as entries (row, column, value) of the matrix user x movie, and what is known of
-    users and movies.
+    """Ratings as entries (row, column, value) of the matrix user x movie.
+
+    Beside them is what is known of users and movies.
     """
     return {
         "arrays": {

@@ -1,8 +1,9 @@
-"""Synthetic data sets with their truth beside them: the hidden groups, means, ranks and
-probabilities.
+"""Synthetic data sets, with their truth beside them.
 
-Each is a function of its sizes and a seed, drawn with `numpy.random.default_rng(seed)`: the same
-seed gives the same bytes. `load("pinwheel", seed=1, num_classes=3)` calls them by name.
+The truth is the hidden groups, means, ranks and probabilities.
+
+Each data set is a function of its sizes and a seed, drawn with `numpy.random.default_rng(seed)`:
+the same seed gives the same bytes. `load("pinwheel", seed=1, num_classes=3)` calls them by name.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Functions of arrays: no model, no state.
 
-resampling       resampling of particles; tempering of a likelihood, and the error by genealogies
+resampling       resampling schemes; tempering of a likelihood, and the error by genealogies
 slice_walk       slice sampling of many particles above a limit of the likelihood
 normal_mixture   Normal mixtures fitted by EM and score matching; defensive mixtures
 hilbert          codes along a Hilbert curve

@@ -1,4 +1,4 @@
-"""What a model consists of, its sites and plates; and what is refused: bad data, wrong settings.
+"""Sites and plates of a model; checks of its data, and of the settings of kernels.
 
 Sites and plates are found by one abstract run of the model under `jax.eval_shape`, which finds
 shapes, plates, families and supports and computes no array. The model's data stay concrete, because
@@ -85,7 +85,7 @@ class Site(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """What one abstract run shows."""
+    """Sites, plates and data of a model, from one abstract run (`jax.eval_shape`)."""
 
     sites: dict[str, Site]  # samples and deterministics, in the order of the trace
     plates: dict[str, Plate]
@@ -232,12 +232,12 @@ def _dims(
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is an integer, Python's or NumPy's; a truth value is none."""
+    """Whether a value is an integer, Python's or NumPy's; a bool is none."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a real number, infinite or NaN as well; a truth value is none."""
+    """Whether a value is a real number, infinite and NaN included; a bool is none."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -270,7 +270,7 @@ def check_whole(least: int, /, **settings: Any) -> None:
 
 
 class _Probe(NamedTuple):
-    """What one start shows, by site."""
+    """Log probabilities and observations at one start, by site, and what is wrong with them."""
 
     log_probs: dict[str, Array]
     # whether a parameter of the site's distribution is NaN, which a log probability may hide:
@@ -309,7 +309,7 @@ def check(program: Any, starts: Sequence[Callable[[Array], dict[str, Array]]]) -
 
 
 def named_error(program: Any, error: TypeError) -> Exception:
-    """The error that names an argument which JAX takes for no array; else the error itself."""
+    """An error that names the argument which JAX does not take as an array; else `error` itself."""
     for name, value in program.arguments.items():
         is_odd = isinstance(value, np.ndarray) and value.dtype.kind not in "biufcV"
         is_foreign = hasattr(value, "__array__") and not isinstance(
@@ -393,8 +393,9 @@ def _in_support(fn: Any, value: Array) -> Array:
 
 
 def _cause(program: Any, found: _Probe, num_starts: int) -> str:
-    """The first cause that a person can mend: data outside the support, data that are no numbers,
-    then the sites themselves.
+    """The message for the first cause that a person can mend.
+
+    Data outside the support come first, then data that are no numbers, then the sites themselves.
     """
     parents, sites = program.support_parents, program.sites
     outside = {name: flags for name, flags in found.outside.items() if flags.any()}
@@ -459,7 +460,7 @@ def _first_outside(program: Any, found: _Probe, name: str) -> str:
 
 
 def _of_argument(program: Any, value: Any) -> str:
-    """Names the argument that holds exactly this array."""
+    """Returns " of argument NAME" for the argument that is this array; "" where none is."""
     is_float = np.issubdtype(value.dtype, np.inexact)
     found = (
         f" of argument {name!r}"

@@ -1,4 +1,7 @@
-"""Crossed predictors: entries with a row and a column, and a linear predictor of each.
+"""Crossed predictors: each entry has a row and a column, and a predictor linear in either.
+
+A matrix factorisation is one: given the column factors, the predictor is linear in the row factors,
+and the reverse. The row and the column are the items of an entry, one on each side.
 
     crossed = read_crossed(program, rng_key)      # which sites play which part; proved
     eta = crossed.predictor(program, values)      # of every entry
@@ -270,8 +273,9 @@ class Crossed:
     def shifted(
         self, program: Program, values: Mapping[str, Any], intercept: Intercept, step: Any
     ) -> dict[str, Any]:
-        """All values, with some of an intercept moved from the items to the shared site: the
-        predictor stays.
+        """All values, with some of an intercept moved from the items to the shared site.
+
+        The predictor stays as it is.
         """
         (side, column, place), (shared, put) = intercept, self.global_values(values)
         rows = self.unflat(program, side, self.flat(values, side).at[:, column].add(-step))
@@ -288,8 +292,9 @@ class Crossed:
     def prior(
         self, program: Program, values: Mapping[str, Any], side: Side | None = None
     ) -> tuple[Array, Array]:
-        """Slope of the log prior in the sites of a side, [item, column], and its rate of fall;
-        without a side, in amplitudes and shared sites, [column].
+        """Slope of the log prior in the sites of a side, [item, column], and its rate of fall.
+
+        Without a side they are those of amplitudes and shared sites, [column].
         """
         start, place = self.global_values(values)
         if side:
@@ -378,8 +383,9 @@ def _observed(program: Program) -> tuple[str, int]:
 
 
 def _proposals(program: Program, observed: str, size: int, missed: list[str]):
-    """Every structure that shapes, plates and dependencies allow; `missed` collects why there are
-    no more.
+    """Every structure that shapes, plates and dependencies allow.
+
+    `missed` collects why there are no more.
     """
     is_by_entry = lambda value: isinstance(value, np.ndarray | Array) and value.shape[:1] == (size,)
     arrays = {
@@ -462,8 +468,10 @@ def _roles(rest: list[Site], sides: tuple[Side, Side], program: Program):
 
 
 def _is_separate(crossed: Crossed, two: Program) -> bool:
-    """Whether the entries depend on the sites by the predictor alone, and nothing but the entries
-    depends on the components; nor a prior of the other sites on the switches.
+    """Whether the entries depend on the sites by the predictor alone.
+
+    Nothing but the entries may depend on the components, nor a prior of the other sites on the
+    switches.
     """
     eta = jnp.zeros(two.sites[crossed.observed].shape)
     if hold(two, crossed.observed, eta).parents[crossed.observed] & set(crossed.sites):
@@ -527,8 +535,9 @@ def _gaps_of_side(
 def _gaps_of_globals(
     crossed: Crossed, some: Program, values: dict[str, Array], other: dict[str, Array]
 ) -> list[Array]:
-    """(2), for amplitudes, switches and shared sites moved together to where they are in
-    `other`.
+    """The gaps in (2) and in the priors, for amplitudes, switches and shared sites.
+
+    They are moved together to where they are in `other`.
     """
     names = (*(crossed.components[:2] if crossed.components else ()), *crossed.shared)
     moved = {**values, **{name: other[name] for name in names}}
@@ -550,8 +559,9 @@ def _gaps_of_globals(
 
 
 def _intercepts(crossed: Crossed, program: Program, rng_key: Array) -> tuple[Intercept, ...]:
-    """Where a shared site and all items of a side add the same to every entry, with a Normal prior
-    along that line.
+    """The constants that a shared site and all items of a side add alike to every entry.
+
+    The prior along the line from one to the other must be Normal.
     """
     if not crossed.shared:
         return ()
@@ -587,8 +597,9 @@ def _intercepts(crossed: Crossed, program: Program, rng_key: Array) -> tuple[Int
 
 
 def _gap_of_normal(prior: tuple[Array, Array], there: tuple[Array, Array], step: Array) -> Array:
-    """The gap between the slope of a log prior after a step and that of a Normal; infinite where
-    it does not fall.
+    """The gap between the slope of a log prior after a step and that of a Normal.
+
+    It is infinite where the slope does not fall.
     """
     slope, fall = prior
     return jnp.where(jnp.all(fall > 0), _gap(there[0], slope - fall * step), jnp.inf)

@@ -1,5 +1,6 @@
-"""Reads a mixture whose groups can be integrated out: one site with a partition of the rows, and
-conjugate components that depend on it.
+"""Reads a mixture whose groups can be integrated out.
+
+One site has a partition of the rows, and conjugate components depend on it.
 
     structure = read_partition(program)           # which site plays which part, or StructureError
     hyper = structure.parameters({"alpha": 1.0})  # the numbers of the priors, at values of the

@@ -225,7 +225,7 @@ def _refuse(program: Program) -> None:
 
 
 class Reference(NamedTuple):
-    """Where the members of a plate are in a reference; empty where they are not exchangeable."""
+    """The features that members of vectors are matched to; empty where none change places."""
 
     location: Array | np.ndarray  # [member, feature]
     variance: Array | np.ndarray  # [feature], about the location
@@ -236,7 +236,7 @@ NO_REFERENCE = Reference(np.zeros((0, 0)), np.zeros(0))
 
 
 class Exchangeable:
-    """The members of a plate that may change places, in the vectors of a split."""
+    """A plate whose members may be permuted (label switching), in the vectors of a split."""
 
     def __init__(self, split: Split, plate: str):
         self.split, self.plate, self.count = split, plate, split.program.plates[plate].size
@@ -246,7 +246,7 @@ class Exchangeable:
         self.log_copies = lgamma(self.count + 1)
 
     def features(self, z: Array) -> Float[Array, "member feature"]:
-        """What tells the members of a vector apart.
+        """Numbers of each member, by which it is matched to a member of a reference.
 
         Sites in the plate count as unconstrained numbers, and vectors over the members, such as
         the weights of a mixture, as constrained ones.
@@ -287,7 +287,7 @@ class Exchangeable:
         return Reference(features[0], jnp.mean((features - features[0]) ** 2, (0, 1)))
 
     def relabelled(self, z: Float[Array, " size"], reference: Reference) -> Array:
-        """The canonical copy of a vector: each member matched to one of the reference."""
+        """The canonical copy of a vector: its members in the order that matches the reference."""
         order = self._matching(z, reference)
         return jnp.where(
             (order == jnp.arange(self.count)).all() | ~jnp.isfinite(z).all(),
@@ -300,7 +300,7 @@ class Exchangeable:
         return (self._matching(z, reference) == jnp.arange(self.count)).all()
 
     def _matching(self, z: Array, reference: Reference) -> Array:
-        """[member of the reference]: the member of z that is matched to it.
+        """The member of z that is matched to each member of the reference.
 
         The nearest pair of all is matched first, then the nearest of the rest. All copies of a
         vector have the same pairs, so that they come to the same matching.
@@ -359,7 +359,7 @@ def exchangeable(split: Split) -> Exchangeable | None:
 def relabel(
     exchange: Exchangeable | None, z: Float[Array, "point size"], reference: Reference
 ) -> Float[Array, "point size"]:
-    """The canonical copies of vectors; the vectors themselves where no members change places."""
+    """The canonical copies of vectors; the vectors themselves where no plate may be permuted."""
     if exchange is None or not len(reference.location):
         return z
     return _relabel(exchange, z, reference)
@@ -372,7 +372,7 @@ def _relabel(exchange: Exchangeable, z: Array, reference: Reference) -> Array:
 
 @partial(jax.jit, static_argnums=0)
 def relabel_alike(exchange: Exchangeable, z: Float[Array, "point size"]) -> Array:
-    """Vectors relabelled by the first of them, and then by the mean of all."""
+    """Vectors relabelled to match the first of them, and then to match the mean of all."""
     for reference in (exchange.first_reference, exchange.reference):
         z = _relabel(exchange, z, reference(z))
     return z

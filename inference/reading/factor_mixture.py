@@ -1,5 +1,7 @@
-"""Finds a mixture among common factors in a model, and proves it: groups see the factors of a row,
-and features are noisy sums of those factors.
+"""Finds a mixture among common factors in a model, and proves it.
+
+The features of a row are noisy sums of a few factors of the row, and these factors are the features
+that groups and experts see.
 
     found = read_factors(program)     # a `FactorMixture`: which site plays which part
     found.given                       # the mixture as if factors were data, an `Assignment`
@@ -9,12 +11,14 @@ and features are noisy sums of those factors.
     z, groups, soft labels, labels    a truncated mixture with the factors s[i] as its features
     features     x[i, p] ~ Normal(c[p] + sum_k s[i, k] b[z[i], k] A[k, p], 1 / psi[p]), NaN where
                  missing
-    A, c, b, psi as `inference.reading.conjugate.loadings` has them. There may be no c and no b.
-                 Priors are conjugate, or known numbers.
+    A, c, b, psi are the loadings, the centre, the factors shown and the noise of
+                 `inference.reading.conjugate.loadings`. A model may lack c, or b. Each has a
+                 conjugate prior, or is a known number.
 
-Given the factors everything above the features is a mixture with known data, and is read and proved
-by the same code. The rest is read by types, shapes and dependencies, and proved by comparing each
-site's log probability with the model's own at random values, row by row.
+Given the factors, the groups and labels are a mixture with known data: the code for such a mixture
+(`inference.reading.stick_mixture`) reads and proves it. The rest is read by types, shapes and
+dependencies, and proved by comparing each site's log probability with the model's own at random
+values, row by row.
 
 Cost: that of reading a mixture, and a few more evaluations of the model on all rows, or on many.
 """
@@ -61,7 +65,7 @@ __all__ = ["FactorMixture", "GivenScores", "Linked", "has_factors", "read_factor
 
 
 class Linked(NamedTuple):
-    """The sites between factors and features; None where there is none, or where it is a number."""
+    """The sites between factors and features; None for one that the model lacks or knows."""
 
     site: str  # the features
     scores: str

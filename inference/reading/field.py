@@ -1,5 +1,6 @@
-"""Functions that a model makes of standard normal noise, as Gaussian processes do, and the scales
-that they depend on.
+"""Functions that a model makes of standard normal noise, as Gaussian processes do.
+
+The scales that the functions depend on are read as well.
 
 Read off any model with
 

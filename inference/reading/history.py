@@ -1,5 +1,6 @@
-"""A latent history: the number of points that left no data, their places, and the values of
-functions there.
+"""A latent history: points that left no data, and the values of functions there.
+
+Their number and their places are latent too.
 
 Read off any model with
 

@@ -1,13 +1,13 @@
-"""Models whose log joint is a sum over rows and over the classes of each row, run on some of both.
+"""Minibatches of rows and classes, for models whose log joint is a sum over both.
 
 Read off the trace: the observed sites with their plates; the site that each row has of its own
-(`local`), the noise of what was chosen; the sites outside of those plates, of which the model
-requests some rows (`by_row`) or uses all (`whole`). The mathematics stays in the model: it is run
-with other indices of its plates and with proxies for its sites.
+(`local`), which is the noise of the chosen class; the sites outside of those plates. Of some of
+these the model indexes a few rows (`by_row`), of others it uses all (`whole`). The mathematics
+stays in the model: it is run with other indices of its plates and with proxies for its sites.
 
-A site with a row for each class is requested as `weights[classes]`. In its place the model gets a
-`RowProxy`, which notes the request. Then the requested rows alone are gathered, differentiated and
-moved, so that a step costs as much as it touches:
+The model indexes a site with a row for each class as `weights[classes]`. In place of the site it
+gets a `RowProxy`, which notes the indices: a request. Then the requested rows alone are gathered,
+differentiated and moved, so that a step costs as much as it touches:
 
     requests = note_requests(run, sites)         # which rows, in which order
     rows = requests[site].gather(whole)          # [request, ...]
@@ -59,7 +59,7 @@ class UsedWholeError(StructureError):
 
 
 class RowProxy:
-    """Stands in for a site; knows its shape and gives rows, nothing else.
+    """Stands in for a site in a run of the model: it knows its shape and gives rows, nothing else.
 
     Args:
         site: the site.
@@ -118,15 +118,15 @@ class RowRequests(NamedTuple):
         return whole.at[self.ids].get(mode="clip")
 
     def scatter(self, whole: Array, rows: Array) -> Array:
-        """`whole` with these rows; those of the same slot are the same."""
+        """`whole` with its requested rows replaced; rows of the same slot must be equal."""
         return whole.at[self.ids].set(rows, mode="drop")
 
     def merged(self, parts: Array) -> Array:
-        """For each request the sum of the parts of all requests of its row."""
+        """For each request, the sum of `parts` over all requests of the same row."""
         return self.spread(jax.ops.segment_sum(parts, self.slot, len(self.ids)))
 
     def spread(self, by_slot: Array) -> Array:
-        """For each request the part of its slot."""
+        """For each request, the element of its slot."""
         return by_slot[self.slot]
 
     @property
@@ -135,8 +135,9 @@ class RowRequests(NamedTuple):
         return self.merged(jnp.ones(len(self.ids)))
 
     def answers(self, rows: Array) -> RowProxy:
-        """A proxy that answers with these rows in the order of the requests, and from the start in
-        a further run.
+        """A proxy that answers each request in turn with its part of these rows.
+
+        After the last request it begins again, so that the model can be run again.
         """
         ends = np.cumsum([prod(shape) for shape in self.shapes])
         pieces = zip(jnp.split(rows, ends[:-1].tolist()), self.shapes, strict=True)
@@ -147,7 +148,7 @@ class RowRequests(NamedTuple):
 def note_requests(
     run: Callable[[dict[str, RowProxy]], Any], sites: Mapping[str, Site]
 ) -> dict[str, RowRequests]:
-    """The requests of a run, whose proxies answer with zeros.
+    """Runs the model on proxies that answer with zeros; returns the rows that it requested.
 
     Sites that are requested by the very same indices share `ids` and `slot`.
 
@@ -198,7 +199,7 @@ def _lead(site: Site, requests: list[tuple[Any, ...]]) -> tuple[int, ...]:
 
 
 def _row_ids(parts: tuple[Any, ...], shape: tuple[int, ...], lead: tuple[int, ...]) -> Array:
-    """Places along the leading axes as one number; negative places count from the end."""
+    """Indices along the leading axes as one flat index; negative ones count from the end."""
     total = jnp.zeros(shape, jnp.int32)
     for part, size in zip(parts, lead, strict=True):
         place = jnp.broadcast_to(jnp.asarray(part).astype(jnp.int32), shape)
@@ -207,7 +208,7 @@ def _row_ids(parts: tuple[Any, ...], shape: tuple[int, ...], lead: tuple[int, ..
 
 
 def _slots(ids: Array) -> Array:
-    """A number below the number of ids, equal where ids are."""
+    """The slot of each request, a number below their count; requests of one row have one slot."""
     if len(ids) <= 1000:  # comparing all pairs is faster than sorting
         place = jnp.arange(len(ids))
         return jnp.min(jnp.where(ids[:, None] == ids[None], place[:, None], len(ids)), axis=0)
@@ -221,7 +222,7 @@ type Index = dict[str, Array]  # {plate: the indices of a run}
 
 
 class ReducedModel(NamedTuple):
-    """The structure of a model."""
+    """Which sites and plates of a model play which part in its sum over rows and classes."""
 
     local: str | None  # the site that each row has of its own
     rows: str  # plate
@@ -235,8 +236,9 @@ class ReducedModel(NamedTuple):
     sizes: dict[str, tuple[int, int]]  # of each of the two plates: the whole, and a run's
 
     def draw_index(self, rng_key: Array, own_negatives: bool) -> Index:
-        """Rows and classes, one from each stratum of equal size: each is drawn with the same
-        probability, and hardly one twice.
+        """Draws the rows and classes of a minibatch, one from each stratum of equal size.
+
+        Each has the same probability, and hardly one is drawn twice.
 
         Args:
             rng_key: a key.
@@ -278,8 +280,10 @@ class ReducedModel(NamedTuple):
     def terms(
         self, program: Program, index: Index, values: Mapping[str, Any]
     ) -> Callable[[Array | None], tuple[Array, Array]]:
-        """A function of the local site [row]. It returns the log joint of each row, without the
-        priors of the other sites; and the terms of that sum before they are scaled up, [any, row].
+        """A function of the local site [row] that returns the log joint of each row, and its terms.
+
+        The log joint is without the priors of the other sites. The terms [any, row] are those of
+        the observed sites, before subsampling scales them up.
         """
 
         def log_joint(local: Array | None) -> tuple[Array, Array]:
@@ -303,7 +307,7 @@ class ReducedModel(NamedTuple):
     ) -> tuple[dict[str, dist.Distribution], Array]:
         """The prior of one row of each site in `by_row`, and the log prior of those in `whole`."""
         trace = self.run(program, index, {**values, **self._any_local(index)})
-        by_row = {name: _of_one_row(trace[name]["fn"], site) for name, site in self.by_row.items()}
+        by_row = {name: _row_prior(trace[name]["fn"], site) for name, site in self.by_row.items()}
         whole = (jnp.sum(_log_prob(trace[name])) for name in self.whole)
         return by_row, sum(whole, start=jnp.zeros(()))
 
@@ -320,8 +324,9 @@ class ReducedModel(NamedTuple):
         return noise
 
     def zeros(self, program: Program, index: Index, fill: float = 0.0) -> dict[str, Any]:
-        """Values of all sites at which the model can be run at these indices, without any array
-        of as many rows as there are classes.
+        """Constant values of all sites, at which the model can be run at these indices.
+
+        No array with a row for every class is made.
         """
         values: dict[str, Any] = {
             name: self.constrained(name, jnp.full(site.shape, fill))
@@ -345,8 +350,9 @@ class ReducedModel(NamedTuple):
 
 
 def _one_of_each_stratum(u: Array, size: int) -> Array:
-    """[stratum, ...] of 0 .. size - 1, from uniform numbers; the ends of strata are computed
-    exactly, a draw lies anywhere in between.
+    """A random index below `size` from each stratum [stratum, ...], by uniform numbers.
+
+    The ends of strata are computed exactly; a draw lies anywhere in between.
     """
     num = len(u)
     ends = (np.arange(num, dtype=np.float64) * size / num).reshape(num, *(1,) * (u.ndim - 1))
@@ -363,8 +369,8 @@ def _log_prob(site: dict[str, Any]) -> Array:
         ) from error
 
 
-def _of_one_row(prior: dist.Distribution, site: Site) -> dist.Distribution:
-    """The distribution under what a plate has expanded."""
+def _row_prior(prior: dist.Distribution, site: Site) -> dist.Distribution:
+    """The prior of one row of a site, without the axes by which a plate has expanded it."""
     if isinstance(prior, dist.MaskedDistribution):
         raise StructureError(
             f"site {site.name!r}: its prior is masked, so that rows differ; wanted the same prior "
@@ -382,7 +388,7 @@ def _of_one_row(prior: dist.Distribution, site: Site) -> dist.Distribution:
 
 
 def read_reduced(program: Program) -> ReducedModel:
-    """The structure of a model.
+    """Reads which sites and plates of a model play which part in its sum over rows and classes.
 
     Raises:
         StructureError: names the site that keeps it from being a sum over rows.
@@ -445,8 +451,9 @@ def _plate_of(site: Site) -> str:
 
 
 def _with_globals(program: Program, found: ReducedModel) -> ReducedModel:
-    """Puts all other sites into `by_row`, but for those that turn out to be used as a whole, which
-    must not lie in a plate.
+    """Puts each of the other sites into `by_row`, or into `whole` where the model uses all of it.
+
+    A site that is used as a whole must not lie in a plate.
     """
     sites = {name: program.sites[name] for name in program.latent if name != found.local}
     for name, site in sites.items():
@@ -479,8 +486,9 @@ def _with_globals(program: Program, found: ReducedModel) -> ReducedModel:
 def _requested_rows(
     model: ReducedModel, program: Program
 ) -> tuple[dict[str, tuple[int, ...]], tuple[tuple[str, ...], ...]]:
-    """Shapes of one row of each site, and which are requested together, by an abstract run with
-    proxies, which meets whatever does not work.
+    """Shapes of one row of each site, and which sites are requested together.
+
+    An abstract run with proxies finds them; it raises for whatever does not work.
     """
     index = {name: jnp.arange(size[1]) for name, size in model.sizes.items()}
     shapes: dict[str, tuple[int, ...]] = {}

@@ -24,7 +24,7 @@ __all__ = ["ELBO", "GuidedModel", "OrderedTraceELBO", "StochasticVI"]
 
 
 class ELBO(NamedTuple):
-    """What a step reports."""
+    """The estimate of the ELBO that a step records."""
 
     elbo: Array  # the stochastic estimate of this step, minus the loss
 

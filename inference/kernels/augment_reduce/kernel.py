@@ -70,14 +70,14 @@ class ReduceState(NamedTuple):
 
 
 class ReduceReport(NamedTuple):
-    """What a step reports."""
+    """The estimate of the bound (ELBO) that a step records."""
 
     elbo: Array  # unbiased estimate of the bound on the log likelihood of all rows
 
 
 @dataclass(frozen=True, eq=False)
 class ReduceReading:
-    """The structure of a model."""
+    """The structure of a model, and the settings that compiled code depends on."""
 
     kernel: "AugmentReduce"
     program: Program  # the model with its settings; shapes in the place of arrays
@@ -117,7 +117,7 @@ class ReduceReading:
         return ()
 
     def start(self) -> dict[str, Array]:
-        """q(eps) of each row, at its start."""
+        """The initial parameters of q(eps) of each row."""
         num_rows = self.reduced.sizes[self.reduced.rows][0]
         return {} if self.q_noise is None else self.q_noise.start(num_rows)
 
@@ -264,7 +264,11 @@ class AugmentReduce(Algorithm):
     def step(
         self, rng_key: Array, state: ReduceState, reading: ReduceReading, data: dict[str, Any]
     ) -> tuple[ReduceState, ReduceReport]:
-        """Draws rows and classes; moves q(eps) of these rows, then the weights they request."""
+        """Updates q(eps) of a random batch of rows, then the weights by a stochastic gradient step.
+
+        Classes are subsampled as well. Only the rows of the weights that the model requests for
+        these rows and classes are updated.
+        """
         model, program = reading.reduced, reading.program.with_arguments(**data)
         index_key, weight_key, local_key, point_key = random.split(rng_key, 4)
         index = model.draw_index(index_key, self.own_negatives)
@@ -406,7 +410,7 @@ def _settings(program: Program) -> tuple[Any, list[Any]]:
 def _probed(
     model: ReducedModel, program: Program, own_negatives: bool, rng_key: Array
 ) -> tuple[dict[str, Array], Array]:
-    """Which terms are finite; the gap between the log joint and log u - rate u, u = exp(-eps)."""
+    """Whether terms are finite; the gap between the log joint and log u - rate u, u = exp(-eps)."""
     index = model.draw_index(rng_key, own_negatives)
     num_rows = len(index[model.rows])
     # The stand-ins answer in turn, once, so each run takes new ones.

@@ -94,7 +94,7 @@ class Adagrad(NamedTuple):
 
 
 def remembered(optimizer: Any, values: Any) -> tuple[list[Any], list[Any]]:
-    """The optimiser's first state: arrays with a row for each row of `values`, and the others."""
+    """The optimiser's initial state in two lists: arrays by row of `values`, and all others."""
     own, common = _split(optimizer, values, optimizer.init(values))
     known = {leaf.dtype.name for leaf in jax.tree.leaves(values)}
     if strange := {leaf.dtype.name for leaf in own} - known:
@@ -107,7 +107,7 @@ def remembered(optimizer: Any, values: Any) -> tuple[list[Any], list[Any]]:
 def update_rows(
     optimizer: Any, slopes: Any, known: list[Any], common: list[Any], values: Any
 ) -> tuple[Any, list[Any], list[Any]]:
-    """Some rows after a step, and the optimiser's state as `remembered` gives it.
+    """Rows after a step of the optimiser, and its new state in two lists as by `remembered`.
 
     Args:
         optimizer: as in optax.
@@ -129,7 +129,7 @@ def _split(optimizer: Any, values: Any, state: Any) -> tuple[list[Any], list[Any
 
 
 def _is_by_row(optimizer: Any, values: Any) -> list[bool]:
-    """Whether each array of the state has a row for each row of the values: it grows with them."""
+    """Whether each array of the optimiser's state grows with the rows of the values."""
     shapes = {leaf.shape for leaf in jax.tree.leaves(values)}
     longer = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((len(leaf) + 1, *leaf.shape[1:]), leaf.dtype), values

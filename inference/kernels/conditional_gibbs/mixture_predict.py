@@ -3,7 +3,7 @@
 The group and the missing entries of a row are integrated out at each draw. With D draws d of all
 sites that belong to groups, a row whose seen entries are x has
 
-    p(y | x, data) = sum_d p(y | x, d) / D,                                                     (1)
+    p(y | x, data) = sum_d p(y | x, d) / S,                                                     (1)
     p(y | x, d) = sum_h pi_h p(x | h) p(y | x, h) / sum_h pi_h p(x | h),
 
 and the means and mean squares of its missing entries likewise. Given the group scores are Normal,
@@ -60,7 +60,7 @@ class _Sums(NamedTuple):
 
 
 class AssignmentDraws:
-    """Predicts by draws of a run, without its data.
+    """Predicts rows from the posterior draws of a run, without the data of the run.
 
     Args:
         model: a NumPyro model.
@@ -179,6 +179,6 @@ def _of_chunk(
 
 
 def _log_side(score: Array, variance: Array, signs: Array) -> Array:
-    """Log probabilities that independent soft labels lie on these sides [place, group, class]."""
+    """Log probabilities that independent soft labels have these signs [row, group, class]."""
     signs = signs[:, None]
     return jnp.where(signs == 0, 0, log_ndtr(signs * score / jnp.sqrt(variance)))

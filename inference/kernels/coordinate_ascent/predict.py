@@ -44,7 +44,7 @@ class Prediction(NamedTuple):
 
 
 def predict_rows(found: Assignment, factors: Factors, rows: MixtureRows) -> Prediction:
-    """The predictions of rows, as if they had not been fitted."""
+    """The predictions of rows, as if they were new."""
     given = (
         jax.tree.map(
             lambda part: jnp.asarray(part, factors.sticks[0].dtype),
@@ -104,7 +104,7 @@ def _predicted(
 
 
 def log_weights(factors: Factors) -> Float[Array, "task group"]:
-    """The log probability of each group in each task, the sticks integrated out."""
+    """The log of the posterior mean weight of each group in each task."""
     c1, c0 = factors.sticks
     log_weight = log_sticks(jnp.log(c1 / (c0 + c1)), jnp.log(c0 / (c0 + c1)))
     if factors.upper is None:

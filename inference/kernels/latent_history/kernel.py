@@ -4,8 +4,9 @@
     field = ["noise", "amplitude", "lengthscale"]
     Gibbs([(LatentHistory(model), history + field), (NUTS(model), None)])
 
-The model has the structure of `inference.reading.history`. The kernel draws the places of the
-points that left no data, and the values of functions there. It also draws those sites of
+The model has the structure of `inference.reading.history`: it has room for `capacity` points that
+left no data, the slots, and a count says how many of them are used. The kernel draws the places of
+the points that left no data, and the values of functions there. It also draws those sites of
 `inference.reading.field` that it is given: the noise of the functions at the data, and their
 scales. NUTS can draw these as well, but then the scales hardly move. A draw is one sweep:
 
@@ -204,7 +205,7 @@ class LatentHistory(GibbsBlock):
         ]
 
     def arguments(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of the model that follow from values of the slots."""
+        """The model's argument for the number of slots, as many as `values` have."""
         return {self.capacity: len(values[self.reading.history.noise])}
 
     # The parts of a sweep.

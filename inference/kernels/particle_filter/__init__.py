@@ -4,8 +4,10 @@ Every particle is a partition of the rows so far. A row may join each group of e
 candidates are weighted, and a resampling scheme keeps some of them.
 
     kernel      `ParticleFilter`: settings, the state, a step, the tree
-    particles   the table of groups that particles share; candidates, resampling, Gibbs steps on
-                past rows, and joining the filters of the classes
+    particles   the table of groups that particles share; candidates, their resampling (`choose`),
+                Gibbs steps on past rows, and joining the filters of the classes
     ancestry    the group of every row, by the genealogy of the particles
     predict     class probabilities, imputation and draws of new rows
+
+The resampling schemes themselves are in `inference.maths.resampling`, which tempering shares.
 """

@@ -96,7 +96,10 @@ class FilterState(NamedTuple):
         return self.log_prior + (self.log_evidence - jnp.max(self.log_evidence)) - self.rounding
 
     def total_log_evidence(self) -> np.ndarray:
-        """Returns the log evidence of all rows so far, summed over the grid."""
+        """Returns the log evidence of all rows so far, with the latent scalars summed out.
+
+        It is the log of the sum over the grid of prior times evidence.
+        """
         log_prior, log_evidence, rounding = (
             np.asarray(part, float) for part in (self.log_prior, self.log_evidence, self.rounding)
         )
@@ -155,7 +158,7 @@ class FilterReading:
 
 
 class RowReport(NamedTuple):
-    """What a step records."""
+    """Statistics that a step records."""
 
     ess: Array  # effective sample size of the filter that took the row
     resampled: Array

@@ -422,7 +422,7 @@ def filter_row(
 def choose(
     rules: Rules, log_weight: Float[Array, "particle class group"], rng_key: Array
 ) -> tuple[Chosen, Array]:
-    """Returns the candidates that become particles, and the log of the total weight.
+    """Resamples: returns the candidates that become particles, and the log of the total weight.
 
     Args:
         rules: The settings of the run.

@@ -12,9 +12,9 @@ the tails of all of them, where mixtures are worst: with the same rows, successi
 
 At the end draws from the merged mixture are weighted by all rows, as in `Staged`: `log_evidence` is
 by these weights, and `nats_left` is the divergence to the posterior. Above two nats the claimed
-error is infinite, because no run begins again. (With `most_lost=np.inf` nothing is weighted.) Each
-worker has labelled exchangeable members (`inference.reading.density`) in its own way, so that a
-vector is relabelled for each.
+error is infinite, because no stage is begun again. (With `most_lost=np.inf` nothing is weighted.)
+Each worker has labelled exchangeable members (`inference.reading.density`) in its own way, so that
+a vector is relabelled for each.
 
     drivers = [Driver(Staged(model)) for part in parts]   # each runs on its part, anywhere
     Driver(MergedStages(drivers)).run(key, x, y)          # all rows, for the weights at the end
@@ -57,7 +57,7 @@ __all__ = ["MergedStages", "Part", "Product"]
 
 @dataclass(frozen=True)
 class Product(Start):
-    """The first worker's posterior, and the product of the others over the prior.
+    """Starts from the posterior of the first worker; the likelihood is the others' over the prior.
 
     A mixture of workers is a `LabelledMixture` whose arrays are stacked; other mixtures are those
     of stages of rows.
@@ -135,7 +135,7 @@ class MergedStages(Staged):
         super().__init__(first.model, **of_first | settings)
 
     def read(self, program: Program) -> tuple[StagedReading, StageData]:
-        """The model, proved; it must be that of the parts, and have as many rows as they had."""
+        """Reads the model, which must be that of the parts, with as many rows as they had."""
         is_double = bool(jax.config.jax_enable_x64)
         for number, part in enumerate(self.parts):
             was_double = part.reading.nesting.split.dtype == np.float64
@@ -195,8 +195,10 @@ class MergedStages(Staged):
     ) -> Stage:
         """Ends the run, whatever the divergence.
 
-        Where few draws have all of the weight, the divergence is never seen to be more than the
-        logarithm of their number, so that the error may be anything.
+        At `NEAR` nats or more the claimed error is infinite.
+
+        An estimate of the divergence from n weighted draws is at most log n. So where few draws
+        have all of the weight, the true divergence, and with it the error, may be anything.
         """
         weighed, spent = reading.weighing.by_all(key_of(state, 4), state, found, data)
         if not weighed.lost.nats[0] < NEAR:

@@ -85,7 +85,7 @@ TRIED = 500  # draws by which a candidate is judged
 
 
 class LabelledMixture(NamedTuple):
-    """A mixture over the vectors that are canonical for a reference."""
+    """A mixture over vectors that are canonical for a reference: label switching is undone."""
 
     mixture: Mixture
     reference: Reference = NO_REFERENCE
@@ -146,7 +146,7 @@ class Start:
         return Defensive(self.defensive.summary, 0.2)
 
     def drawing(self, given: tuple[Mixture, LabelledMixture]) -> Callable[[Array], Array]:
-        """A function of a key that draws what nested sampling starts from.
+        """A function of a key: a draw of the density that nested sampling starts from.
 
         Args:
             given: the mixture of pi_s, and the proposal; without components for pi_s itself.
@@ -159,7 +159,10 @@ class Start:
         return lambda key: self.with_background.draw(key, proposal.mixture, draw)
 
     def nested_densities(self, arrays: StageArrays, proposal: LabelledMixture) -> Callable:
-        """A function of a vector: what nested sampling takes for log prior and log likelihood."""
+        """A function of a vector: log prior and log likelihood, as nested sampling takes them.
+
+        With a proposal q these are log q and log (likelihood pi_s / q).
+        """
         if not len(proposal.log_weight):
             return self.densities(arrays)
         start = self(arrays._replace(reference=proposal.reference))
@@ -233,7 +236,7 @@ class Search:
         return self.usual if self.num_walkers is None else self.num_walkers
 
     def searched(self, rng_key: Array, arrays: StageArrays, begin: Begin) -> Candidate:
-        """The proposal, without components where no candidate was accepted.
+        """Searches for a proposal; it has no components where no candidate was accepted.
 
         Args:
             rng_key: a JAX key.
@@ -441,6 +444,6 @@ def _components(mixture: Mixture) -> list[NormalMixture]:
 
 
 def component_means(found: LabelledMixture) -> Float[Array, "component size"]:
-    """The means of the components that are not absent."""
+    """The means of the components that have weight."""
     assert isinstance(found.mixture, NormalMixture)  # others have no scores and no search
     return found.mixture.mean[np.isfinite(np.asarray(found.log_weight))]

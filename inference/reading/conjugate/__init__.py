@@ -1,5 +1,6 @@
-"""Conjugate pairs: what a prior and a likelihood must offer to be integrated out, and which pairs
-there are.
+"""Conjugate pairs: what a prior and a likelihood must offer, and which pairs there are.
+
+The parameters of such a pair can be integrated out.
 
 pairs       the interface of a pair, and the functions that pairs share
 counts      Beta-Bernoulli, Dirichlet-categorical, Gamma-Poisson

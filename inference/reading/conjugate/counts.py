@@ -1,5 +1,6 @@
-"""The conjugate pairs of codes and counts: see `inference.reading.conjugate.pairs` for their
-methods.
+"""The conjugate pairs of codes and counts; their methods are those of `ConjugatePair`.
+
+They are described in `inference.reading.conjugate.pairs`.
 
 Cost of `score` for one row and R groups of C columns: Bernoulli two matrix products of R C,
 Categorical one of R C K with the indicators of the row, Poisson 3 R C logarithms. In float32 on one

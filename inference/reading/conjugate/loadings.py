@@ -74,7 +74,7 @@ class Linear(NamedTuple):
 
 
 class LoadingMoments(NamedTuple):
-    """The means that (1) is made of."""
+    """Posterior means of the parameters, from which equation (1) of this module is computed."""
 
     mean: Array  # E L [feature, entry]
     second: Array  # E L L' [feature, entry, entry]
@@ -94,7 +94,7 @@ class LinearSums(NamedTuple):
 
 
 def loading_moments(linear: Linear) -> LoadingMoments:
-    """The means of (1) under q."""
+    """The means under q of the parameters in equation (1) of this module."""
     shown, identity = linear.shown, jnp.eye(linear.shown.shape[1], dtype=linear.shown.dtype)[None]
     both = outer(shown) * (1 - identity) + shown[:, :, None] * identity  # b is its own square
     return LoadingMoments(
@@ -107,7 +107,7 @@ def known_loadings(
     noise: Float[Array, " feature"],
     shown: Float[Array, "group entry"],
 ) -> LoadingMoments:
-    """The terms of (1) at known values."""
+    """The same means where the parameters are known."""
     return LoadingMoments(loadings, outer(loadings), noise, jnp.log(noise), shown, outer(shown))
 
 

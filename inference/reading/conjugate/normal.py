@@ -1,5 +1,6 @@
-"""The conjugate pairs of a normal likelihood: see `inference.reading.conjugate.pairs` for their
-methods.
+"""The conjugate pairs of a normal likelihood; their methods are those of `ConjugatePair`.
+
+They are described in `inference.reading.conjugate.pairs`.
 
 NormalInverseGamma: x ~ Normal(loc, var), loc | var ~ Normal(m, var / kappa) and
 var ~ InverseGamma(a, b). A row of weight w, at the distance d = x - m, changes these numbers to
@@ -332,9 +333,7 @@ class NormalWishart(ConjugatePair):
             )
 
     def precision_and_loc(self, values: tuple[Array, ...]) -> tuple[Array, Array]:
-        """Returns the precision matrix and loc, whether `values` have the precision or the
-        covariance.
-        """
+        """Returns the precision matrix and loc, also where `values` have a covariance."""
         precision, loc = values
         return precision, loc
 
@@ -416,8 +415,9 @@ def inverse_root(matrix: Array) -> Array:
 
 
 def half_log_det(root: Array) -> Array:
-    """Returns half the log determinant of a matrix from its Cholesky factor; from the inverse
-    factor, minus that.
+    """Returns half the log determinant of a matrix from its Cholesky factor.
+
+    From the inverse of that factor it returns minus half the log determinant.
     """
     return jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)).sum(-1)
 

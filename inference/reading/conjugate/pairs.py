@@ -1,5 +1,7 @@
-"""Conjugate pairs: what the prior of a group's parameters and the likelihood of its rows must
-offer, so that the group can be integrated out.
+"""Conjugate pairs: what a prior and a likelihood must offer.
+
+The prior is that of the parameters of a group, the likelihood that of its rows; with such a pair
+the group can be integrated out.
 
 A *group* is a set of rows that share their parameters phi. Where p(phi) p(x | phi) is of the family
 of p(phi), the group is known by its hyper-parameters: h before a row, `add(h, x)` after it. For

@@ -1,5 +1,6 @@
-"""The parts of a truncated stick-breaking mixture: which site plays which part, the numbers of its
-priors, its data by row.
+"""The parts of a truncated stick-breaking mixture.
+
+They are the sites that play each part, the numbers of the priors, and the data by row.
 """
 
 from collections.abc import Mapping
