@@ -145,7 +145,7 @@ def calibration_curve(
 def expected_calibration_error(
     y: Any, probabilities: Any, *, of: int | None = None, bins: int = 10, strategy: str = "uniform"
 ) -> float:
-    """Return the mean |observed - predicted| of `calibration_curve`, weighted by rows of the bins.
+    """Return the mean distance of observed and predicted in `calibration_curve`, by rows of bins.
 
     It is positive for a calibrated prediction too: a bin with n rows adds noise of order
     sqrt(p (1 - p) / n). Naeini et al. (2015).

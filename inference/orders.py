@@ -84,7 +84,7 @@ class Orders:
 
         Args:
             rng_key: an integer or a JAX key.
-            *args, **kwargs: the model's arguments, the same for every order.
+            args, kwargs: the model's arguments, the same for every order.
         """
         self._forget()
         self._key = random.key(rng_key) if isinstance(rng_key, int | np.integer) else rng_key
@@ -99,7 +99,7 @@ class Orders:
         takes all of the time, an error says so, and no order has learned of the new data.
 
         Args:
-            *args, **kwargs: the model's arguments with the new rows.
+            args, kwargs: the model's arguments with the new rows.
         """
         if not self.drivers:
             raise ValueError("update: nothing has run yet; call `run` first.")
@@ -233,7 +233,7 @@ def run_orders(
     Args:
         rng_key: an integer or a JAX key.
         family, prior, kernel, most, negligible, settings: as for `Orders`.
-        *args, **kwargs: the model's arguments, the same for every order.
+        args, kwargs: the model's arguments, the same for every order.
     """
     return Orders(
         family, prior, kernel=kernel, most=most, negligible=negligible, settings=settings

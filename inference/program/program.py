@@ -46,7 +46,7 @@ class Program:
 
     Args:
         model: a function of NumPyro primitives.
-        *args, **kwargs: its arguments, checked against its signature. Nothing is traced yet.
+        args, kwargs: its arguments, checked against its signature. Nothing is traced yet.
     """
 
     def __init__(self, model: Callable, *args: Any, **kwargs: Any):

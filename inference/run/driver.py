@@ -103,7 +103,7 @@ class Driver:
 
         Args:
             rng_key: an integer or a JAX key.
-            *args, **kwargs: the model's arguments, which are not copied: an array that is changed
+            args, kwargs: the model's arguments, which are not copied: an array that is changed
                 afterwards changes the data of the run.
             init_params: where the chains start, as NumPyro's kernels take it (unconstrained for HMC
                 and NUTS), with a leading axis of size `num_chains` when that is above 1.
@@ -168,7 +168,7 @@ class Driver:
         in memory alone.
 
         Args:
-            *args, **kwargs: the model's arguments with the new rows, which are not copied.
+            args, kwargs: the model's arguments with the new rows, which are not copied.
         """
         self.check_precision("update")
         with self._turn("update") as run:

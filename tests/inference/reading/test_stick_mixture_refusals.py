@@ -10,6 +10,7 @@ from numpyro import plate
 from inference import Program, StructureError
 from inference.distributions import Missing
 from inference.reading import proof
+from inference.reading.proof import further
 from inference.reading.stick_mixture import read
 from inference.reading.stick_mixture.read import read_assignment
 from tests.inference.mixtures import GATE, beta_bernoulli, columns_of, normal_columns
@@ -315,7 +316,8 @@ def test_what_acts_on_some_rows_or_at_some_values_is_refused(name, monkeypatch):
         read_assignment(Program(iqgme, **told))
     monkeypatch.setattr(read, "many_rows", lambda program, z, _: read.some_rows(program, z, 12))
     monkeypatch.setattr(read, "prove_for", lambda *_: None)
-    monkeypatch.setattr(proof, "magnitudes", lambda *_: 5 * [proof.Magnitude(1.0, 1.0)])
+    near = lambda *given: [(*starts, proof.Magnitude(1.0, 1.0)) for *starts, _ in further(*given)]
+    monkeypatch.setattr(read, "further", near)
     read_assignment(Program(iqgme, **told))
 
 

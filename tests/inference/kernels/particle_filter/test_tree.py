@@ -106,7 +106,9 @@ def test_draws_are_particles_by_weight(five_rows):
     weight says.
     """
     this, tree = five_rows
-    drawn = this.kernel.draw(random.key(1), this.states[0], this.reading, this.data, 4000)
+    drawn = this.kernel.draw(
+        random.key(1), this.states[0], this.reading, this.kernel.read(this.program)[1], 4000
+    )
     for label in range(2):
         filtered, rows = tree["particles"].isel(chain=0, point=0), np.flatnonzero(label == Y[:5])
         weight = np.exp(filtered["log_weight"].values[label])
