@@ -1,20 +1,21 @@
-"""Finds a mixture among common factors in a model, and proves it: groups see the factors of a row,
-and features are noisy sums of those factors.
+"""Finds a mixture among common factors in a model, and proves it.
 
-    found = read_factors(program)     # a `FactorMixture`: which site plays which part
+The groups are a mixture over the factors of a row; the features are noisy sums of these factors.
+
+    found = read_factors(program)     # a `FactorMixture`: the part of each site
     found.given                       # the mixture as if factors were data, an `Assignment`
-    found.prior                       # the numbers of the priors between factors and features
+    found.prior                       # hyper-parameters of the sites between factors and features
     found.rows(program)               # the data by row
 
     z, groups, soft labels, labels    a truncated mixture with the factors s[i] as its features
     features     x[i, p] ~ Normal(c[p] + sum_k s[i, k] b[z[i], k] A[k, p], 1 / psi[p]), NaN where
                  missing
-    A, c, b, psi as `inference.reading.conjugate.loadings` has them. There may be no c and no b.
-                 Priors are conjugate, or known numbers.
+    A, c, b, psi as in `inference.reading.conjugate.loadings`. There may be no c and no b. Each has
+                 a conjugate prior, or is a known number.
 
-Given the factors everything above the features is a mixture with known data, and is read and proved
-by the same code. The rest is read by types, shapes and dependencies, and proved by comparing each
-site's log probability with the model's own at random values, row by row.
+Given the factors, all but the features is a mixture with known data, and is read and proved by
+`inference.reading.stick_mixture`. The rest is read by types, shapes and dependencies. It is proved
+by comparing each site's log probability with the model's own at random values, row by row.
 
 Cost: that of reading a mixture, and a few more evaluations of the model on all rows, or on many.
 """
@@ -61,7 +62,7 @@ __all__ = ["FactorMixture", "GivenScores", "Linked", "has_factors", "read_factor
 
 
 class Linked(NamedTuple):
-    """The sites between factors and features; None where there is none, or where it is a number."""
+    """The sites between factors and features; None for one that is absent, or a number."""
 
     site: str  # the features
     scores: str
@@ -69,8 +70,8 @@ class Linked(NamedTuple):
     beta: str | None
     centre: str | None
     noise: str | None
-    shown: str | None
-    share: str | None
+    shown: str | None  # whether a group shows a factor
+    share: str | None  # its probability
 
     @property
     def latent(self) -> tuple[str, ...]:
@@ -80,7 +81,7 @@ class Linked(NamedTuple):
 
 @dataclass(frozen=True)
 class FactorMixture:
-    """Which site plays which part in the mixture."""
+    """The part of each site in the mixture."""
 
     few: Program  # the model on a few of its rows
     linked: Linked
@@ -97,7 +98,7 @@ class FactorMixture:
         return random_start(program, seed, {self.given.z: self.given.num_own, self.linked.shown: 2})
 
     def rows(self, program: Program) -> MixtureRows:
-        """The data of a program by row, entries u = (factors, 1); refuses infinite features."""
+        """The data of a program by row; raises ValueError for infinite features."""
         x = np.asarray(program.observed_values[self.linked.site], np.float64)
         refuse_infinite(self.linked.site, x)
         upper = self.given.rows(
@@ -106,7 +107,7 @@ class FactorMixture:
         return upper._replace(features=x)
 
     def prior_at(self, program: Program, values: Mapping[str, Array]) -> LinearPrior:
-        """The numbers of the priors, as the model has them at these values of the latent sites."""
+        """The hyper-parameters, as the model has them at these values of the latent sites."""
         trace, linked = program.trace(values), self.linked
 
         def number(site: str, name: str, *shape: int) -> Array:
@@ -168,8 +169,8 @@ def read_factors(program: Program) -> FactorMixture:
     others = [block.site for block in given.columns] + [level.site for level in given.levels[1:]]
     require(
         given.features and not others,
-        f"site {(others or [linked.scores])[0]!r}: beside factors only they and labels may depend "
-        f"on groups. {WAY_OUT}",
+        f"site {(others or [linked.scores])[0]!r}: only factors and labels may depend on groups. "
+        f"{WAY_OUT}",
     )
     found = FactorMixture(few, linked, given)
     compared = many_rows(program, z, MOST // numbers_of_a_row(few, linked.scores))
@@ -243,7 +244,7 @@ def _linked(few: Program, z: str) -> Linked:
 
 
 def _behind(few: Program, name: str, family: str, shape: tuple[int, ...]) -> str | None:
-    # The only parent of a site, of this family and shape and without parents, if it has one.
+    # The parent of a site, if it has one; it must be of this family and shape, without parents.
     parents = sorted(few.parents[name])
     kinds = {
         (few.sites[each].family, few.sites[each].shape, *few.parents[each]) for each in parents

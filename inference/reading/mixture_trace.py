@@ -10,8 +10,9 @@ __all__ = ["columns", "term"]
 
 
 def columns(message: dict) -> Array:
-    """Returns the value of an observed site as floats, [row, column, ...], with one column where
-    the site has no axis of columns.
+    """Returns the value of an observed site as floats, [row, column, ...].
+
+    A site without an axis of columns gets one column.
     """
     value = jnp.asarray(message["value"])
     value = value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(float)
@@ -19,5 +20,5 @@ def columns(message: dict) -> Array:
 
 
 def term(message: dict) -> Array:
-    """Returns the summed log probability of a site, its scale applied."""
+    """Returns the log probability of a site, scaled and summed over all entries."""
     return jnp.sum(scale_and_mask(message["fn"].log_prob(message["value"]), message["scale"]))

@@ -1,9 +1,9 @@
 """Models whose log joint is a sum over rows and over the classes of each row, run on some of both.
 
-Read off the trace: the observed sites with their plates; the site that each row has of its own
-(`local`), the noise of what was chosen; the sites outside of those plates, of which the model
-requests some rows (`by_row`) or uses all (`whole`). The mathematics stays in the model: it is run
-with other indices of its plates and with proxies for its sites.
+Read off the trace: the observed sites with their plates; the latent site with one value for each
+row (`local`), the noise of the class that was chosen; and the sites outside of those plates, of
+which the model requests some rows (`by_row`) or uses all (`whole`). The mathematics stays in the
+model: it is run with other indices of its plates and with proxies for its sites.
 
 A site with a row for each class is requested as `weights[classes]`. In its place the model gets a
 `RowProxy`, which notes the request. Then the requested rows alone are gathered, differentiated and
@@ -13,8 +13,8 @@ moved, so that a step costs as much as it touches:
     rows = requests[site].gather(whole)          # [request, ...]
     run({site: requests[site].answers(rows)})    # the model on those rows, differentiable in them
 
-A row that is requested twice is one row: `slot` is the same for both, and `merged` adds up what
-belongs together.
+A row that is requested twice is one row: both requests have the same `slot`, and `merged` adds up
+the parts of such requests, for instance gradients.
 """
 
 import warnings
@@ -48,7 +48,7 @@ __all__ = [
 
 
 class UsedWholeError(StructureError):
-    """A model uses all of a site where it was to request rows."""
+    """A model uses a whole site of which it should only request rows."""
 
     def __init__(self, site: str):
         super().__init__(
@@ -59,7 +59,7 @@ class UsedWholeError(StructureError):
 
 
 class RowProxy:
-    """Stands in for a site; knows its shape and gives rows, nothing else.
+    """Stands in for the value of a site; it has a shape and gives rows, nothing else.
 
     Args:
         site: the site.
@@ -98,7 +98,7 @@ class RowProxy:
     __matmul__ = __rmatmul__ = __pow__ = __rpow__ = _refuse
 
     def __getattr__(self, name: str) -> Any:
-        # by which it would be taken for an array
+        # JAX and NumPy take an object with these two for an array
         if name.startswith("_") and name not in ("__jax_array__", "__array__"):
             raise AttributeError(name)
         raise UsedWholeError(self.site)
@@ -108,7 +108,7 @@ class RowRequests(NamedTuple):
     """The rows of one site that a run requests, one after the other."""
 
     site: Site
-    ids: Array  # [request] of rows, counted over all the leading axes that were indexed
+    ids: Array  # [request] row numbers; all leading axes that were indexed are counted as one
     slot: Array  # [request], the same for requests of the same row, below the number of requests
     shapes: tuple[tuple[int, ...], ...]  # of each answer, without the axes of a row
     row_shape: tuple[int, ...]
@@ -118,7 +118,7 @@ class RowRequests(NamedTuple):
         return whole.at[self.ids].get(mode="clip")
 
     def scatter(self, whole: Array, rows: Array) -> Array:
-        """`whole` with these rows; those of the same slot are the same."""
+        """`whole` with these rows put in; rows of the same slot must be equal."""
         return whole.at[self.ids].set(rows, mode="drop")
 
     def merged(self, parts: Array) -> Array:
@@ -126,7 +126,7 @@ class RowRequests(NamedTuple):
         return self.spread(jax.ops.segment_sum(parts, self.slot, len(self.ids)))
 
     def spread(self, by_slot: Array) -> Array:
-        """For each request the part of its slot."""
+        """For each request the value of its slot, from values by slot."""
         return by_slot[self.slot]
 
     @property
@@ -135,8 +135,9 @@ class RowRequests(NamedTuple):
         return self.merged(jnp.ones(len(self.ids)))
 
     def answers(self, rows: Array) -> RowProxy:
-        """A proxy that answers with these rows in the order of the requests, and from the start in
-        a further run.
+        """A proxy that answers with these rows, in the order of the requests.
+
+        After the last one it begins again, for a further run.
         """
         ends = np.cumsum([prod(shape) for shape in self.shapes])
         pieces = zip(jnp.split(rows, ends[:-1].tolist()), self.shapes, strict=True)
@@ -147,13 +148,13 @@ class RowRequests(NamedTuple):
 def note_requests(
     run: Callable[[dict[str, RowProxy]], Any], sites: Mapping[str, Site]
 ) -> dict[str, RowRequests]:
-    """The requests of a run, whose proxies answer with zeros.
+    """The requests of a run; its proxies answer with zeros.
 
     Sites that are requested by the very same indices share `ids` and `slot`.
 
     Args:
         run: a function of the proxies.
-        sites: to stand in for; those without a request are left out of the result.
+        sites: the sites that proxies replace; those without a request are left out of the result.
     """
     noted: dict[str, list[tuple[Any, ...]]] = {name: [] for name in sites}
     shape_of = lambda parts: jnp.broadcast_shapes(*map(jnp.shape, parts))
@@ -198,7 +199,7 @@ def _lead(site: Site, requests: list[tuple[Any, ...]]) -> tuple[int, ...]:
 
 
 def _row_ids(parts: tuple[Any, ...], shape: tuple[int, ...], lead: tuple[int, ...]) -> Array:
-    """Places along the leading axes as one number; negative places count from the end."""
+    """Indices along the leading axes as one row number; negative ones count from the end."""
     total = jnp.zeros(shape, jnp.int32)
     for part, size in zip(parts, lead, strict=True):
         place = jnp.broadcast_to(jnp.asarray(part).astype(jnp.int32), shape)
@@ -223,24 +224,25 @@ type Index = dict[str, Array]  # {plate: the indices of a run}
 class ReducedModel(NamedTuple):
     """The structure of a model."""
 
-    local: str | None  # the site that each row has of its own
+    local: str | None  # the latent site with one value for each row
     rows: str  # plate
-    classes: str | None  # plate of what each row is a sum over
+    classes: str | None  # plate of the classes: each row's term is a sum over them
     observed: tuple[str, ...]  # and factors
     by_row: dict[str, Site]
     row_shapes: dict[str, tuple[int, ...]]  # of one row of each of them
     # those that are requested by the same indices
     together: tuple[tuple[str, ...], ...]
     whole: dict[str, Site]
-    sizes: dict[str, tuple[int, int]]  # of each of the two plates: the whole, and a run's
+    sizes: dict[str, tuple[int, int]]  # of each of the two plates: whole, and in one run
 
     def draw_index(self, rng_key: Array, own_negatives: bool) -> Index:
-        """Rows and classes, one from each stratum of equal size: each is drawn with the same
-        probability, and hardly one twice.
+        """Random rows and classes by stratified sampling, one from each stratum of equal size.
+
+        Each is drawn with the same probability, and hardly any one twice.
 
         Args:
             rng_key: a key.
-            own_negatives: whether classes are drawn for each row.
+            own_negatives: whether each row gets classes of its own.
         """
         num_rows = self.sizes[self.rows][1]
         shapes = {self.rows: (num_rows,)}
@@ -261,7 +263,7 @@ class ReducedModel(NamedTuple):
             handlers.seed(program.model, random.key(0)), data={**values, **index}
         )
         with warnings.catch_warnings():
-            # a whole plate, or a chunk of it
+            # NumPyro warns of indices for a whole plate, or for a chunk of it
             warnings.filterwarnings("ignore", "subsample_size does not match")
             return handlers.trace(model).get_trace(*program.args, **program.kwargs)
 
@@ -278,8 +280,10 @@ class ReducedModel(NamedTuple):
     def terms(
         self, program: Program, index: Index, values: Mapping[str, Any]
     ) -> Callable[[Array | None], tuple[Array, Array]]:
-        """A function of the local site [row]. It returns the log joint of each row, without the
-        priors of the other sites; and the terms of that sum before they are scaled up, [any, row].
+        """A function of the local site [row] that returns the log joint of each row, and its terms.
+
+        The log joint is without the priors of the other sites. The terms, [any, row], are those of
+        the observed sites before they are scaled up.
         """
 
         def log_joint(local: Array | None) -> tuple[Array, Array]:
@@ -320,8 +324,9 @@ class ReducedModel(NamedTuple):
         return noise
 
     def zeros(self, program: Program, index: Index, fill: float = 0.0) -> dict[str, Any]:
-        """Values of all sites at which the model can be run at these indices, without any array
-        of as many rows as there are classes.
+        """Values of all sites at which the model can be run at these indices.
+
+        No array among them has as many rows as there are classes.
         """
         values: dict[str, Any] = {
             name: self.constrained(name, jnp.full(site.shape, fill))
@@ -340,13 +345,14 @@ class ReducedModel(NamedTuple):
         return values | rows | self._any_local(index)
 
     def constrained(self, name: str, value: Array) -> Array:
-        """The value in the support of a site of `whole`, from one in unconstrained space."""
+        """The constrained value of a site of `whole`, from an unconstrained one."""
         return biject_to(self.whole[name].support)(value)
 
 
 def _one_of_each_stratum(u: Array, size: int) -> Array:
-    """[stratum, ...] of 0 .. size - 1, from uniform numbers; the ends of strata are computed
-    exactly, a draw lies anywhere in between.
+    """A number from 0 to size - 1 for each stratum, [stratum, ...], from uniform numbers.
+
+    The ends of the strata are exact in float64; a draw lies anywhere between them.
     """
     num = len(u)
     ends = (np.arange(num, dtype=np.float64) * size / num).reshape(num, *(1,) * (u.ndim - 1))
@@ -364,7 +370,7 @@ def _log_prob(site: dict[str, Any]) -> Array:
 
 
 def _of_one_row(prior: dist.Distribution, site: Site) -> dist.Distribution:
-    """The distribution under what a plate has expanded."""
+    """The distribution of one row: without the axes by which a plate expanded it."""
     if isinstance(prior, dist.MaskedDistribution):
         raise StructureError(
             f"site {site.name!r}: its prior is masked, so that rows differ; wanted the same prior "
@@ -445,15 +451,14 @@ def _plate_of(site: Site) -> str:
 
 
 def _with_globals(program: Program, found: ReducedModel) -> ReducedModel:
-    """Puts all other sites into `by_row`, but for those that turn out to be used as a whole, which
-    must not lie in a plate.
+    """Puts all other sites into `by_row`, or into `whole` where the model uses the whole site.
+
+    A site that is used as a whole must not be in a plate.
     """
     sites = {name: program.sites[name] for name in program.latent if name != found.local}
     for name, site in sites.items():
         if site.is_discrete:
-            raise StructureError(
-                f"site {name!r}: {site.family} is discrete, and moves along no gradient."
-            )
+            raise StructureError(f"site {name!r}: {site.family} is discrete, and has no gradient.")
     whole = {name: site for name, site in sites.items() if not site.shape}
     while True:
         by_row = {name: site for name, site in sites.items() if name not in whole}
@@ -479,8 +484,10 @@ def _with_globals(program: Program, found: ReducedModel) -> ReducedModel:
 def _requested_rows(
     model: ReducedModel, program: Program
 ) -> tuple[dict[str, tuple[int, ...]], tuple[tuple[str, ...], ...]]:
-    """Shapes of one row of each site, and which are requested together, by an abstract run with
-    proxies, which meets whatever does not work.
+    """Shapes of one row of each site, and which are requested together.
+
+    They are found by an abstract run with proxies, which raises the errors of models that cannot be
+    run so.
     """
     index = {name: jnp.arange(size[1]) for name, size in model.sizes.items()}
     shapes: dict[str, tuple[int, ...]] = {}

@@ -1,5 +1,4 @@
-"""Conjugate pairs: what a prior and a likelihood must offer to be integrated out, and which pairs
-there are.
+"""Conjugate pairs: their interface, and the pairs themselves.
 
 pairs       the interface of a pair, and the functions that pairs share
 counts      Beta-Bernoulli, Dirichlet-categorical, Gamma-Poisson

@@ -1,6 +1,7 @@
-"""A truncated stick-breaking mixture of conjugate blocks, as `CoordinateAscent` and
-`ConditionalGibbs` read it.
+"""A truncated stick-breaking mixture of conjugate blocks.
 
-structure   `Assignment`: which site plays which part, the numbers of its priors, its data by row
+`CoordinateAscent` and `ConditionalGibbs` read it.
+
+structure   `Assignment`: the part of each site, hyper-parameters, data by row
 read        finds the structure in a program, and proves it site by site
 """
