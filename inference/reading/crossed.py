@@ -2,9 +2,9 @@
 
     crossed = read_crossed(program, rng_key)      # the part of each site; proved
     eta = crossed.predictor(program, values)      # of every entry
-    table = crossed.table(program, values, side)  # its slope in the sites of a side, by item of the
-                                                  # other side
-    response, weight = respond(rng_key, distribution, value)  # of a latent Normal behind a value
+    table = crossed.table(program, values, side)  # its slope in the sites of a side, for each item
+                                                  # of the other side
+    response, weight = respond(rng_key, distribution, value)  # by data augmentation for a probit
     held = hold(program, "y", eta)                # the model with the predictor fixed at eta
 
 The observed site is a Normal, or a probit of one, whose mean is the predictor
@@ -140,12 +140,12 @@ class Side(NamedTuple):
 
     plate: str
     size: int
-    index: str  # the argument that has the item of each entry
-    sites: tuple[str, ...]  # those with a row for each item
+    index: str  # the argument that gives the item of each entry
+    sites: tuple[str, ...]  # the latent sites with a row for each item
 
 
 class Components(NamedTuple):
-    """Switches and amplitudes, and their factors on either side."""
+    """The sites of the components in (2): switch z, amplitude s, and factors u and v."""
 
     switch: str
     amplitude: str
@@ -235,7 +235,7 @@ class Crossed:
     def unit_table(
         self, program: Program, values: Mapping[str, Any], side: Side
     ) -> tuple[Float[Array, "other column"], Float[Array, " column"]]:
-        """The table at switches and amplitudes of 1, and the factor of each of its columns."""
+        """The table at switches and amplitudes of 1, and the scale of each of its columns."""
         if not self.components:
             table = self.table(program, values, side)
             return table, jnp.ones_like(table[0])
@@ -325,11 +325,11 @@ def _slope_and_fall(log_density, at: Array) -> tuple[Array, Array]:
 
 
 def chunks(size: int, most: int = 2**13) -> Int[Array, "chunk entry"]:
-    """0 .. size - 1 in rows of equal length, the last one padded with its last number.
+    """Indices 0 .. size - 1 in rows of equal length; the last index pads the last row.
 
     Args:
-        size: how many numbers.
-        most: in a row.
+        size: the number of indices.
+        most: the largest length of a row.
     """
     num = -(-size // most)
     return jnp.minimum(jnp.arange(num * -(-size // num)), size - 1).reshape(num, -1)

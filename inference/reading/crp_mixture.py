@@ -111,7 +111,7 @@ def sites_of_labels(trace: Mapping[str, dict], name: str | None) -> list[str]:
 
 
 FEW = 8  # rows on which the identities are proved
-OTHERS = 12  # other rows, on which the priors must have the same numbers
+OTHERS = 12  # other rows, on which hyper-parameters must be the same
 BOUNDS = (1, 2, 3, 8)  # the most groups of a class in each random partition of the proof
 # Distances of latent values from the middle of their support; at the last, probabilities are
 # between about .001 and .999.
@@ -358,7 +358,7 @@ def _prove(partition: Partition, program: Program) -> None:
         raise
     others = _some_rows(program, z, OTHERS)
     prove(
-        lambda few, others: partial(_moves, replace(partition, few=few), others),
+        lambda few, others: partial(_gaps_on_other_rows, replace(partition, few=few), others),
         settings,
         lambda site, missed: (
             f"site {site!r}: the numbers of its prior depend on the rows: on "
@@ -456,7 +456,7 @@ def _gap_of_classes(partition: Partition, trace: dict[str, dict], weights: Array
     return gap(log_z(weights + counts) - log_z(weights), log_prob - posterior)
 
 
-def _moves(
+def _gaps_on_other_rows(
     partition: Partition, others: Program, rng_key: Array, spread: Array
 ) -> dict[str, Array]:
     """The gap between the hyper-parameters of each site and those read on other rows."""

@@ -70,12 +70,12 @@ class Linked(NamedTuple):
     beta: str | None
     centre: str | None
     noise: str | None
-    shown: str | None  # whether a group shows a factor
-    share: str | None  # its probability
+    shown: str | None  # b: whether a group uses a factor
+    share: str | None  # the probability of b
 
     @property
     def latent(self) -> tuple[str, ...]:
-        """The latent sites but for the scores."""
+        """The latent sites other than the factors."""
         return tuple(name for name in self[2:] if name)
 
 
@@ -176,7 +176,7 @@ def read_factors(program: Program) -> FactorMixture:
     compared = many_rows(program, z, MOST // numbers_of_a_row(few, linked.scores))
     refusal = lambda site, missed: (
         f"site {site!r} ({compared.sites[site].family}): read as part of Normal features that are "
-        f"sums of the factors {linked.scores!r} that the group of the row shows, but the log "
+        f"sums of the factors {linked.scores!r} that the group of the row uses, but the log "
         f"probability of the model misses that by {missed:.2g} (relative), in some row or at some "
         "value. Look for a parameter that is transformed, scaled, clipped, shared or masked. "
         f"{WAY_OUT}"

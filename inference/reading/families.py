@@ -110,20 +110,20 @@ class Elementwise:
         return fitted, _residual(site.log_joint, fitted, self.value_of, here, there, is_valid)
 
 
-_same = lambda t: t
+_identity = lambda t: t
 NORMAL = Elementwise(
     "Normal",
-    _same,
-    _same,
-    _same,
+    _identity,
+    _identity,
+    _identity,
     lambda p, q, low, high: (dist.Normal(p / q, 1 / jnp.sqrt(q), validate_args=False), q > 0),
     reach=jnp.inf,
 )
 TRUNCATED_NORMAL = Elementwise(
     "truncated Normal",
-    _same,
-    _same,
-    _same,
+    _identity,
+    _identity,
+    _identity,
     lambda p, q, low, high: (
         TruncatedNormal(p / q, 1 / jnp.sqrt(q), low, high, validate_args=False),
         q > 0,
@@ -190,7 +190,7 @@ class BlockNormal:
             here + newton, precision_matrix=precision, validate_args=False
         )
         there = here + step(random.uniform(rng_key, here.shape, here.dtype, -2.0, 2.0))
-        residual = _residual(log_joint, normal, _same, here, there, jnp.isfinite(root))
+        residual = _residual(log_joint, normal, _identity, here, there, jnp.isfinite(root))
         if self.whole:
             return dist.TransformedDistribution(
                 normal, transforms.ReshapeTransform(shape, here.shape)

@@ -54,7 +54,7 @@ class Field:
     noises: tuple[str, ...]
     functions: tuple[str, ...]
     scales: tuple[str, ...]
-    is_factorised: bool = False  # whether the model computes covariance and factor; by `proved`
+    is_factorised: bool = False  # whether covariance and factor are in the trace; by `proved`
 
     def noise(self, values: Values) -> Array:
         """All noises, [noise, function]."""

@@ -262,7 +262,7 @@ def at_magnitude(
     is_free = lambda name: entry_support(sites[name].support) in scalable
     latent = [name for name in sites if not sites[name].is_discrete]
     stretched = {
-        name: _some_times(unconstrained[name], magnitude.spread)
+        name: _some_stretched(unconstrained[name], magnitude.spread)
         for name in latent
         if not is_free(name)
     }
@@ -275,8 +275,8 @@ def at_magnitude(
     return values | scaled
 
 
-def _some_times(value: Array, factor: Array) -> Array:
-    """Multiplies about eight entries along the last axis by a factor.
+def _some_stretched(value: Array, factor: Array) -> Array:
+    """The value with about eight entries along the last axis multiplied by a factor.
 
     If many sticks were near a bound, stick-breaking weights would underflow.
     """

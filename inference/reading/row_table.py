@@ -222,15 +222,15 @@ type Index = dict[str, Array]  # {plate: the indices of a run}
 
 
 class ReducedModel(NamedTuple):
-    """The structure of a model."""
+    """Which sites of a model are by row, local or whole, and its plates of rows and classes."""
 
     local: str | None  # the latent site with one value for each row
     rows: str  # plate
     classes: str | None  # plate of the classes: each row's term is a sum over them
     observed: tuple[str, ...]  # and factors
-    by_row: dict[str, Site]
-    row_shapes: dict[str, tuple[int, ...]]  # of one row of each of them
-    # those that are requested by the same indices
+    by_row: dict[str, Site]  # of which the model requests rows
+    row_shapes: dict[str, tuple[int, ...]]  # the shape of one row of each of `by_row`
+    # sites of `by_row` that are requested by the same indices
     together: tuple[tuple[str, ...], ...]
     whole: dict[str, Site]
     sizes: dict[str, tuple[int, int]]  # of each of the two plates: whole, and in one run
@@ -250,7 +250,7 @@ class ReducedModel(NamedTuple):
             num_classes = self.sizes[self.classes][1]
             shapes[self.classes] = (num_classes, num_rows) if own_negatives else (num_classes,)
         ends = np.cumsum([prod(shape) for shape in shapes.values()])
-        # one call, as each costs some operations
+        # one call of the generator, since each call costs some operations
         parts = jnp.split(random.uniform(rng_key, (int(ends[-1]),)), ends[:-1].tolist())
         return {
             name: _one_of_each_stratum(u.reshape(shape), self.sizes[name][0])
@@ -270,7 +270,7 @@ class ReducedModel(NamedTuple):
     def requests(
         self, program: Program, index: Index, values: Mapping[str, Any]
     ) -> dict[str, RowRequests]:
-        """The rows of the sites in `by_row` that a run requests."""
+        """The rows that the model requests of each site in `by_row`, at these indices."""
         fixed = {name: values[name] for name in self.whole} | self._any_local(index)
         return note_requests(lambda rows: self.run(program, index, {**fixed, **rows}), self.by_row)
 

@@ -226,20 +226,20 @@ def _follows(program: Program, plate: str) -> bool:
         recounted = _recounted(program, plate)
     except StructureError:
         return False  # `_by_row` raises it again where it holds for all plates
-    return recounted.plates[plate].size == _another(program.plates[plate].size)
+    return recounted.plates[plate].size == _other_size(program.plates[plate].size)
 
 
 def _recounted(program: Program, plate: str) -> Program:
-    """The program with another number of entries of a plate."""
+    """The program with another number of entries, to see which sizes follow from it."""
     size = program.plates[plate].size
     by_row = program.by_row(size, lists=True)
-    cut = program.on_rows(np.arange(_another(size)) % size, by_row)
+    cut = program.on_rows(np.arange(_other_size(size)) % size, by_row)
     try:
         cut.plates  # noqa: B018 (the model is run)
     except (TypeError, ValueError, IndexError) as error:
         raise StructureError(
             f"arguments {sorted(by_row)}: each has {size} entries, as many as there are rows, and "
-            f"with {_another(size)} the model raises: {error} Where one of them is no column of "
+            f"with {_other_size(size)} the model raises: {error} Where one of them is no column of "
             "the rows, give it another shape, or bind it by partial."
         ) from error
     return cut
@@ -254,7 +254,7 @@ def _by_row(program: Program) -> dict[str, Any]:
     plate = row_dim(program)
     num_rows = program.plates[plate].size
     by_row, cut = program.by_row(num_rows, lists=True), _recounted(program, plate)
-    if not by_row or cut.plates[plate].size != _another(num_rows):
+    if not by_row or cut.plates[plate].size != _other_size(num_rows):
         raise StructureError(
             f"plate {plate!r}: its size does not follow from the arguments {sorted(by_row)}; "
             "wanted the number of rows taken from them."
@@ -263,8 +263,8 @@ def _by_row(program: Program) -> dict[str, Any]:
         if cut.sites[name].shape != program.sites[name].shape:
             raise StructureError(
                 f"site {name!r}: its shape is {program.sites[name].shape} with {num_rows} rows, "
-                f"{cut.sites[name].shape} with {_another(num_rows)}; wanted latent sites that all "
-                "rows have in common. Integrate it out of the model."
+                f"{cut.sites[name].shape} with {_other_size(num_rows)}; wanted latent sites that "
+                "all rows have in common. Integrate it out of the model."
             )
     return by_row
 
@@ -290,5 +290,5 @@ def _of_row(values: Any) -> tuple[Any, ...] | None:
     return values.shape[1:], values.dtype == bool
 
 
-def _another(size: int) -> int:
+def _other_size(size: int) -> int:
     return 2 if size == 1 else size - size // 2

@@ -138,7 +138,7 @@ class Chain:
         return self.kernel.sample(state, *self._arguments(state, data), **own_data)
 
     def record(self, state: Any, data: Any) -> Record:
-        """What a step leaves in the tree. Compiled."""
+        """What the tree records of a step. Compiled."""
         position = getattr(state, self.kernel.sample_field)
         values = self.kernel.postprocess_fn(*self._arguments(state, data))(position)
         stats = {name: field_at(path, state) for name, path in self.fields.items()}
@@ -147,7 +147,7 @@ class Chain:
         return {"posterior": _named(values), "sample_stats": stats}
 
     def finished(self, state: Any) -> Array:
-        """Whether nothing is left to do. Compiled."""
+        """Always False: a chain ends by its budget, or by a stop rule. Compiled."""
         return jnp.zeros((), bool)
 
     def needs_host(self, state: Any) -> Array:
@@ -177,7 +177,7 @@ class Chain:
         return states
 
     def _arguments(self, state: Any, data: Any) -> tuple[tuple, dict[str, Any]]:
-        """The model's arguments, with arrays that the loop was given, and the room of the state."""
+        """The model's arguments, with the arrays of the loop and the capacity of the state."""
         args, kwargs = self.args, self.kwargs
         if data is not None and data[1]:
             leaves, form = jax.tree.flatten((args, kwargs))
@@ -186,9 +186,9 @@ class Chain:
         return args, kwargs | self.room(state)
 
     def room(self, state: Any, draw: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Arguments of the model that say how much room there is: in the state, or in a draw.
+        """The arguments of the model that set its capacity, as a state has it, or a draw.
 
-        Zeros at the end of a draw are room as well.
+        The capacity of a draw includes zeros that pad it at the end.
         """
         return {
             name: value
@@ -206,7 +206,7 @@ class Chain:
         return [part for part in parts if hasattr(part[1], "on_host")]
 
     def status(self, state: Any) -> str:
-        """A few words for the bar."""
+        """A short text for the progress bar."""
         return "makes room" if self.needs_host(state) else self.kernel.get_diagnostics_str(state)
 
 
@@ -279,7 +279,7 @@ class Replicate:
         return state._replace(state=new, info=info, count=state.count + 1)
 
     def record(self, state: Step, data: Any) -> Record:
-        """What a step leaves in the tree. Compiled."""
+        """What the tree records of a step. Compiled."""
         extra = {field: field_at(field, state.state) for field in self.extra_fields}
         return {"sample_stats": {**state.info._asdict(), **extra}}
 
@@ -398,7 +398,7 @@ class Loop:
         started = perf_counter()
         record = jax.eval_shape(jax.vmap(stepper.record, (0, None)), states, stepper.data)
         size = max(1, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(record)))
-        # 16 MiB: a chunk is a quarter of a second, and more would only be copied
+        # 16 MiB: a chunk lasts a quarter of a second, and larger buffers would only cost copies
         self.capacity = int(np.clip(16 * 2**20 // size, 1, 2**18))
         self.buffers = jax.tree.map(
             lambda leaf: jnp.zeros((self.capacity, *leaf.shape), leaf.dtype), record
@@ -437,8 +437,8 @@ class Loop:
         )
         count = int(done) if one_by_one else size  # waits for the device
         if count == size:
-            # a quarter of a second: short for a live bar and Ctrl-C, long against the 0.1 ms of a
-            # call
+            # a quarter of a second: short enough for the bar and Ctrl-C, long against the 0.1 ms of
+            # a call
             seconds = max(perf_counter() - started, 1e-6)
             self.pace = min(size * 0.25 / seconds, 10.0 * size)
         kept = count if recorded else 1

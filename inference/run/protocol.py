@@ -53,7 +53,7 @@ class Algorithm(ABC):
     """
 
     model: Any  # the NumPyro model that it was built on
-    # which checks `diagnostics.report` makes: "smc", "nested" or "variational"; "": it finds out
+    # the checks of `diagnostics.report`: "smc", "nested", "variational"; "": told by the tree
     report: ClassVar[str] = ""
 
     @abstractmethod

@@ -106,7 +106,7 @@ def requested_groups(
     terms = {"log_likelihood": program.log_likelihood, "log_prior": program.log_prior}
     terms = {name: function for name, function in terms.items() if name in wanted}
     if terms and program.factors:
-        terms["log_factor"] = program.log_factors  # the third part of the log joint
+        terms["log_factor"] = program.log_factors  # the rest of the log joint
     for name, function in terms.items():
         groups[name] = _grouped(program, _over(function, draws), shape, batch_only=True)
 
@@ -149,7 +149,7 @@ def variable_dims(program: Program) -> dict[str, tuple[str, ...]]:
 
 
 def _over(function: Callable, draws: Any) -> dict[str, Array]:
-    # batches of draws bound the memory, and keep the device busy
+    # in batches, which limit the memory and yet keep the device busy
     return compiled(lambda values: jax.lax.map(function, values, batch_size=64), draws)(draws)
 
 

@@ -246,7 +246,7 @@ class Session:
                     self._chunk(target, shown)
                     now = perf_counter()
                     self.seconds = before + now - started
-                    is_full = self.store.waiting_bytes > 256 * 2**20  # of memory, before its time
+                    is_full = self.store.waiting_bytes > 256 * 2**20  # saves early, to free memory
                     if max_time is not None and now - started > max_time:
                         self.ended = "max_time"
                     elif now - saved > save_every or is_full:
@@ -337,7 +337,7 @@ class Session:
         while left and not self._of_each("finished", self.lanes[i]).all():
             self._ask_host(i)
             loop = self._loop(self.lanes[i])
-            # the states are donated, and the new ones must not be lost
+            # the old states are donated, so an interrupt must not lose the new ones
             with ctrl_c_waits(), others_run():
                 self.lanes[i], records, num_records = loop.chunk(self.lanes[i], left, **how)
             self.stepper.bind()  # another thread may have had the kernel read other data
@@ -382,7 +382,7 @@ def _shapes(*trees: Any) -> tuple:
 
 
 def marks() -> Iterator[int]:
-    """Numbers of records at which a stop rule is asked: 100, 125, 156, ..."""
+    """Numbers of records at which a stop rule is evaluated: 100, 125, 156, ..."""
     return (int(100 * 1.25**k) for k in count())
 
 

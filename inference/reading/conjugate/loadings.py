@@ -142,7 +142,7 @@ def linear_posterior(prior: LinearPrior, before: Linear, sums: LinearSums) -> Li
             "pij,pj->pi", covariance, noise[:, None] * sums.products + weight * prior.loc
         )
         second = jnp.einsum("pij,pij->p", covariance + outer(mean), sums.moments)
-        beta = _after(
+        beta = _gamma_posterior(
             prior.beta,
             len(mean) / 2,
             (jnp.diagonal(covariance, axis1=-2, axis2=-1) + (mean - prior.loc) ** 2)[:, :-1].sum(0)
@@ -152,7 +152,7 @@ def linear_posterior(prior: LinearPrior, before: Linear, sums: LinearSums) -> Li
             mean,
             covariance,
             beta,
-            _after(
+            _gamma_posterior(
                 prior.noise,
                 sums.count / 2,
                 (sums.squares - 2 * jnp.sum(mean * sums.products, 1) + second) / 2,
@@ -213,6 +213,6 @@ def _entries(of_factor: Array, of_centre: Array) -> Array:
     return jnp.concatenate([factors, of_centre[:, None]], 1)
 
 
-def _after(prior: Pair, concentration: Array | float, rate: Array) -> Pair:
+def _gamma_posterior(prior: Pair, concentration: Array | float, rate: Array) -> Pair:
     a, b = prior
     return jnp.where(jnp.isinf(b), a, a + concentration), b + rate

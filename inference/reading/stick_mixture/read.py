@@ -382,7 +382,7 @@ def _refusal(found: Assignment, program: Program, site: str, missed: float) -> s
 
 
 def prove_for(others: Program, found: Any, site: str, part: str) -> None:
-    """Raises StructureError where the numbers of a prior differ on the rows of another program.
+    """Raises StructureError where hyper-parameters differ on the rows of another program.
 
     Args:
         others: The other program.
