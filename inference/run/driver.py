@@ -291,7 +291,7 @@ class Driver:
             (
                 not is_chain and self.jit_model_args,
                 ValueError,
-                f"jit_model_args: it is for chains only, and {name} is none; leave it out.",
+                f"jit_model_args: {name} is no chain; only chains have it. Leave it out.",
             ),
             (
                 unknown,
