@@ -1,14 +1,14 @@
 """Posterior probabilities of the orders of a family of models.
 
-    p(m | data)  is as  p(m) p(data | m),        m = 1, 2, ...
+    p(m | data)  is proportional to  p(m) p(data | m),        m = 1, 2, ...
 
 A family is a function of the order that returns a model, such as `zoo.staged_learning.family`:
-clusters of a mixture, nodes of a neural network, terms of a series. Orders are taken in turn, each
-in a run of its own, until no higher one is likely to count.
+clusters of a mixture, nodes of a neural network, terms of a series. Orders are run from the lowest
+up, each in a run of its own, until two in a row have negligible posterior odds.
 
-`Orders` keeps the runs, so that more data can be learned from later; `run_orders` is one call. More
-data are learned by the orders that were tried. They may call for higher ones, which must learn from
-all data: `attrs["ended"]` is then "most", and `run` begins anew.
+`Orders` keeps the runs, so that `update` can give them more data; `run_orders` is one call. An
+update gives its data only to the orders that were tried. If the data call for higher ones,
+`attrs["ended"]` is "most": a higher order must learn from all data, so call `run` with all of them.
 
 Cost: that of a run for each order up to a few above the most probable one.
 """
@@ -43,8 +43,8 @@ class Orders:
             `zoo.staged_learning.order_prior()`.
         kernel: `model -> Algorithm` with an evidence.
         least, most: the lowest and the highest order that is tried.
-        negligible: ends after two orders in a row whose posterior odds to the best one are below
-            this.
+        negligible: no further order is run after two in a row whose posterior odds against the best
+            one are below this.
         settings: of the `Driver`. `max_time` is for all orders together, and in `checkpoint` each
             order has a folder of its own.
     """
@@ -137,9 +137,9 @@ class Orders:
         `probability_se`, by order. `probability_se` is NaN where the error of a `log_evidence` is
         infinite, as that of a run that has forgotten some rows.
 
-        `attrs["ended"]` says "finished", "most" where the highest order was still in doubt, or what
-        ended the run of an order, which is then left out. `attrs["log_evidence"]` is that of the
-        whole family, its orders up to the last one that was tried.
+        `attrs["ended"]` is "finished"; or "most" where higher orders may not be negligible; or what
+        ended the run of an order early, which is then left out. `attrs["log_evidence"]` is that of
+        the whole family, its orders up to the last one that was tried.
         """
         self._check_not_torn()
         finished = self._finished()
@@ -167,7 +167,7 @@ class Orders:
         try:
             driver.update(*args, **kwargs)
         finally:  # an error may come before anything changes, or while it learns
-            self._is_torn |= driver.program is not known  # until all have learned
+            self._is_torn |= driver.program is not known  # reset once all orders have learned
         self.trees[order] = driver.tree()
 
     def _check_not_torn(self) -> None:
@@ -178,7 +178,7 @@ class Orders:
             )
 
     def _try_higher(self, left: Callable[[], float | None]) -> None:
-        """Runs orders above those that were tried, until they do not count or time is over."""
+        """Runs higher orders until two in a row are negligible, or `most` or `max_time` ends it."""
         args, kwargs = self._data
         start = max(self.drivers, default=self.least - 1) + 1
         for order in range(start, self.most + 1):
@@ -203,7 +203,7 @@ class Orders:
         return {n: tree for n, tree in self.trees.items() if tree.attrs["ended"] == "finished"}
 
     def _is_over(self) -> bool:
-        """Whether no higher order is likely to count."""
+        """Whether the last two orders are negligible, so that no higher one is run."""
         finished = self._finished().items()
         joint = [self._log_prior(order) + tree.attrs["log_evidence"] for order, tree in finished]
         return len(joint) > 2 and max(joint[-2:]) < max(joint) + np.log(self.negligible)
@@ -249,7 +249,7 @@ def _assembled(
     joint = log_prior + log_evidence
     shares = lambda joint: np.exp(joint - np.logaddexp.reduce(joint, -1, keepdims=True))
     is_known = np.isfinite(error).all()  # else the probabilities may be off by anything
-    # the error of a probability: evidences are Normal about their estimates
+    # the error of a probability: log evidences are Normal about their estimates
     noise = np.random.default_rng(0).normal(size=(4000, len(orders))) * (error if is_known else 0.0)
     unknown = np.full(len(orders), np.nan)
     variables = {

@@ -18,8 +18,8 @@ same trace for arguments of the same types. A function at the level of a module 
 Hashes are the same in every process. A checkpoint may be resumed only by the program that wrote it.
 Source text does not tell: a comment changes it, an edited helper in another file does not. The text
 of a jaxpr does not tell either: independent equations stand in the order in which Python met them,
-and the order of a set of names depends on Python's hash seed. So `trace_hash` hashes the flow of
-data: a value is known by its operation and by the values that this takes. Local names, memory
+and the order of a set of names depends on Python's hash seed. So `trace_hash` hashes the data flow:
+the hash of a value is that of its operation and of the operation's inputs. Local names, memory
 addresses and line numbers do not count.
 """
 
@@ -49,9 +49,9 @@ __all__ = [
     "trace_hash",
 ]
 
-BUILT: dict[Any, Any] = {}  # compiled code, that used last at the end
+BUILT: dict[Any, Any] = {}  # compiled code, the most recently used at the end
 MOST_BUILT = 32
-# files of Linux: the memory maps of this process, a line each, and how many it may have
+# files of Linux: the memory maps of this process, one a line, and their largest number
 MAPS = Path("/proc/self/maps")
 MOST_MAPS = Path("/proc/sys/vm/max_map_count")
 
@@ -109,7 +109,7 @@ def built(
         function: a function of arrays. Those that it closes over are constants of the code.
         arguments: its arguments, or their shapes and types.
         options: options of the compiler.
-        donated: numbers of the arguments whose memory it takes.
+        donated: indices of the arguments whose memory it may reuse.
         is_kept: whether the code is remembered; not if its constants are large.
     """
     traced = jax.jit(function, donate_argnums=donated, keep_unused=True).trace(*arguments)
@@ -128,10 +128,10 @@ def _remembered(
     *,
     knows_constants: bool,
 ) -> Any:
-    """Compiled code, by the trace and by all else that the compiler reads.
+    """The code remembered for a trace and all else that the compiler reads; compiles it if new.
 
-    The trace knows functions of the host by their identity: they are kept, since a new function may
-    get the identity of one that is gone.
+    Functions of the host count by their `id`. They are kept alive beside the code, since a new
+    function may get the `id` of one that was deleted.
     """
     functions: list[Any] = []
     leaves, tree = jax.tree.flatten(arguments)
@@ -254,11 +254,11 @@ class _Flow:
             data_hash(atom.val) + str(atom.aval) if isinstance(atom, Literal) else known[atom]
         )
         effects = []
-        # names, and rules of derivatives, which the trace has used
+        # names, and rules of derivatives, which the trace has applied already
         ignored = ("name", "jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees")
         for equation in jaxpr.eqns:
             settings = {k: value for k, value in equation.params.items() if k not in ignored}
-            in_force = equation.ctx  # settings of JAX
+            in_force = equation.ctx  # JAX's settings at this equation
             found = _sha(
                 f"{equation.primitive.name} {in_force.compute_type} "
                 f"{in_force.threefry_partitionable} {in_force.xla_metadata}",

@@ -58,7 +58,7 @@ class Program:
         self._bound = _bind(model, args, kwargs)
 
     def __reduce__(self):
-        """What a trace has found holds tracers, and is found anew."""
+        """The model and its arguments only: cached answers hold tracers, and are found anew."""
         return partial(Program, self.model, *self.args, **self.kwargs), ()
 
     def __repr__(self):
@@ -86,7 +86,10 @@ class Program:
         return Program(self.model, *bound.args, **bound.kwargs)
 
     def with_stand_ins(self) -> "Program":
-        """The program with arrays of 1 (floats) or 0 (integers), in every support, for tracers."""
+        """The program with ones (floats) or zeros (integers) in place of traced arguments.
+
+        These values are in the supports of most distributions.
+        """
         fill = lambda leaf: (
             np.full(leaf.shape, jnp.issubdtype(leaf.dtype, jnp.inexact), leaf.dtype)
             if isinstance(leaf, Tracer)
@@ -99,7 +102,7 @@ class Program:
         }
         return self.with_arguments(**traced) if traced else self
 
-    # Rows: of some arguments each entry is one.
+    # Rows: some arguments have an entry for each row.
 
     def by_row(self, num_rows: int, lists: bool = False) -> dict[str, Any]:
         """The arguments that have an entry for each of `num_rows` rows.
@@ -120,10 +123,10 @@ class Program:
         """The same model on some rows of its data.
 
         Args:
-            rows: numbers of the rows.
+            rows: indices of the rows.
             by_row: names of the arguments that are cut to them.
-            site: a site that must then have as many entries, else StructureError; None traces
-                nothing.
+            site: a site that must then have as many entries, else StructureError. None makes no
+                check, and traces nothing.
         """
         values = {name: self.arguments[name] for name in by_row}
         as_array = lambda value: value if isinstance(value, Array) else np.asarray(value)
@@ -147,10 +150,10 @@ class Program:
         return some
 
     def few_rows(self, num_rows: int, size: int) -> np.ndarray:
-        """Numbers of `size` rows that differ: in labels, in missing entries, and in their place.
+        """Indices of `size` rows: of different labels, with missing entries, others spread evenly.
 
         Labels are arguments with a number for each row, features those with a vector for each row.
-        The other rows are spread evenly. The last number is repeated where there are fewer rows.
+        The last index is repeated where there are fewer rows.
         """
         arrays = [np.asarray(value) for value in self.by_row(num_rows).values()]
         firsts = [
@@ -196,8 +199,9 @@ class Program:
 
     @property
     def deterministic(self) -> tuple[str, ...]:
-        """Names of the sites that other sites determine: `numpyro.deterministic`, and a Delta
-        without data.
+        """Names of the sites that other sites determine.
+
+        These are those of `numpyro.deterministic`, and a Delta without data.
         """
         return self._names("deterministic")
 
@@ -211,8 +215,9 @@ class Program:
 
     @property
     def dims(self) -> dict[str, tuple[str, ...]]:
-        """A name for each dimension of each site, as ArviZ gives them: plates, then
-        `infer={"event_dims": [...]}`, then x_dim_0.
+        """A name for each dimension of each site, as ArviZ gives them.
+
+        It is that of a plate, one of `infer={"event_dims": [...]}`, or x_dim_0.
         """
         return {name: site.dims for name, site in self.sites.items() if site.kind != "factor"}
 
@@ -221,7 +226,7 @@ class Program:
         """The latent sites from which each site's log probability, or fixed value, is computed.
 
         The site itself is excluded. Parents are found by following the arrays through the program
-        (`numpyro.ops.provenance`), not by their numbers: `0 * x` counts as a use of x, and so does
+        (`numpyro.ops.provenance`), not by their values: `0 * x` counts as a use of x, and so does
         a loop that carries x. No parent is missed.
         """
         terms = lambda values: {**self.log_probs(values), **self.deterministics(values)}
@@ -255,13 +260,13 @@ class Program:
 
     @property
     def subsampled(self) -> tuple[str, ...]:
-        """The plates of which a run of the model sees some rows."""
+        """The plates of which a run of the model sees a subsample of the rows."""
         return tuple(
             name for name, plate in self.plates.items() if plate.subsample_size < plate.size
         )
 
     def some_indices(self) -> dict[str, Array]:
-        """Indices of each subsampled plate, where the answer is the same for all of its rows."""
+        """Some indices of each subsampled plate, for answers that are the same for any rows."""
         return {name: jnp.arange(self.plates[name].subsample_size) for name in self.subsampled}
 
     @cached_property
@@ -479,7 +484,7 @@ class Program:
     def fingerprint(self) -> dict[str, Any]:
         """`{"model": hash, "data": {argument: hash}}`: the same in every process.
 
-        The hash of the model is another one after any edit of its mathematics.
+        The hash of the model changes with any edit of its mathematics.
         """
         return {
             "model": model_hash(self),
@@ -502,14 +507,14 @@ class Program:
 
 
 def evenly(num_rows: int, size: int) -> np.ndarray:
-    """Numbers of `size` rows, spread evenly over `num_rows`."""
+    """Indices of `size` rows, spread evenly over `num_rows`."""
     return ((np.arange(size) + 0.5) * num_rows // size).astype(int)
 
 
 def num_entries(value: Any) -> int | None:
-    """Entries of an array, or of a list of which NumPy makes one.
+    """The length of an array, or of a list that NumPy can make an array of.
 
-    None for a number, and for a tuple of arrays of unlike lengths.
+    None for a number, and for a tuple of arrays of different lengths.
     """
     try:
         return len(value) if np.ndim(value) else None
@@ -551,6 +556,6 @@ def _checked_value(message: dict[str, Any], latent: Mapping[str, Any]) -> Any:
 
 
 def _where_equal(first: Array, second: Array) -> Array:
-    """The first array, NaN where two runs of the model disagree on what is observed."""
+    """The first array, NaN where two runs of the model differ in an observed value."""
     is_same = (first == second) | ((first != first) & (second != second))  # NaN is the same as NaN
     return first if bool(is_same.all()) else jnp.where(is_same, first, jnp.nan)

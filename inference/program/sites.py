@@ -1,4 +1,4 @@
-"""Sites and plates of a model; checks of its data, and of the settings of kernels.
+"""The sites and plates of a model; checks that refuse bad data and wrong settings.
 
 Sites and plates are found by one abstract run of the model under `jax.eval_shape`, which finds
 shapes, plates, families and supports and computes no array. The model's data stay concrete, because
@@ -6,7 +6,7 @@ a model may look at them (at which entries are missing, say).
 
 `check` asks whether the log joint is finite somewhere: at a start that the caller gives, at uniform
 starts as NUTS takes them, or at draws from the prior. Where it is not, the error names the cause: a
-NaN in an argument, an observation outside its distribution's support, a prior that admits nothing.
+NaN in an argument, an observation outside its distribution's support, a prior of density zero.
 Data that are missing on purpose (a masked entry, a distribution that takes NaN) have a finite log
 probability, and so they pass.
 """
@@ -60,8 +60,8 @@ class StructureError(ValueError):
 class Plate(NamedTuple):
     """A plate as declared."""
 
-    size: int  # rows that the plate stands for
-    subsample_size: int  # rows of it that a run of the model sees
+    size: int  # rows of the whole plate
+    subsample_size: int  # those of them that a run of the model sees
     dim: int | None  # its dimension at the first site inside it, negative; None without a site
 
 
@@ -123,7 +123,7 @@ def inspect_model(model: Callable, args: tuple, kwargs: dict[str, Any]) -> Inspe
 
 
 def initial_value(message: dict[str, Any], radius: float = 2.0) -> Array | None:
-    """Value of a latent site, uniform in unconstrained space; None where a prior draw must do.
+    """A start of a latent site, uniform in unconstrained space; None to draw it from its prior.
 
     Args:
         message: the site, as NumPyro's handlers pass it.
@@ -232,12 +232,12 @@ def _dims(
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is an integer, Python's or NumPy's; a bool is none."""
+    """Whether a value is an integer, Python's or NumPy's; a bool does not count."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a real number, infinite and NaN included; a bool is none."""
+    """Whether a value is a real number, infinite and NaN included; a bool does not count."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -287,8 +287,8 @@ def check(program: Any, starts: Sequence[Callable[[Array], dict[str, Array]]]) -
 
     Args:
         program: a `Program`.
-        starts: functions that draw values of its sites by a key. The last draws from the prior, and
-            may raise NotImplementedError.
+        starts: functions of a key that draw values of its sites. The last one draws from the prior,
+            and may raise NotImplementedError.
     """
     if not program.latent:
         raise StructureError(
@@ -309,7 +309,7 @@ def check(program: Any, starts: Sequence[Callable[[Array], dict[str, Array]]]) -
 
 
 def named_error(program: Any, error: TypeError) -> Exception:
-    """An error that names the argument which JAX does not take as an array; else `error` itself."""
+    """An error that names the argument that is no array to JAX; if there is none, `error`."""
     for name, value in program.arguments.items():
         is_odd = isinstance(value, np.ndarray) and value.dtype.kind not in "biufcV"
         is_foreign = hasattr(value, "__array__") and not isinstance(
@@ -328,7 +328,7 @@ def named_error(program: Any, error: TypeError) -> Exception:
 
 
 def _numpy_error(program: Any, error: TypeError) -> Exception:
-    """The error that names a NumPy array of observations which NumPyro compares with a tracer."""
+    """An error that names the NumPy array of data that NumPyro compared with a traced value."""
     observed = [id(value) for value in program.inspection.observed.values()]
     if isinstance(error, jax.errors.TracerArrayConversionError):
         for name, value in program.arguments.items():
@@ -379,7 +379,7 @@ def _has_nan(fn: Any) -> Array:
 def _in_support(fn: Any, value: Array) -> Array:
     """Whether each observation is in the support; true for masked ones and for NaN.
 
-    Whether NaN is allowed shows in the log probability.
+    The log probability then shows whether the distribution allows NaN.
     """
     if isinstance(fn, dist.MaskedDistribution):
         return _in_support(fn.base_dist, value) | ~jnp.asarray(fn._mask)
@@ -393,9 +393,9 @@ def _in_support(fn: Any, value: Array) -> Array:
 
 
 def _cause(program: Any, found: _Probe, num_starts: int) -> str:
-    """The message for the first cause that a person can mend.
+    """The message of `check`: the first cause that a user can correct.
 
-    Data outside the support come first, then data that are no numbers, then the sites themselves.
+    Data outside a support come first, then data that are NaN or infinite, then the sites.
     """
     parents, sites = program.support_parents, program.sites
     outside = {name: flags for name, flags in found.outside.items() if flags.any()}

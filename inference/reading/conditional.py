@@ -2,10 +2,10 @@
 
     family = identify(program, "x", values, rng_key)                    # at init: proves or refuses
     distribution, residual = conditional(program, "x", values, family)  # pure; in a compiled loop
-    x, residual = draw(rng_key, program, "x", values, family)           # the same, drawn
+    x, residual = draw(rng_key, program, "x", values, family)           # a draw from it
 
-No formula of the model occurs here: edit the model, and the reading follows or refuses. How each
-family is read and checked is in `inference.reading.families`.
+No formula of a model occurs here: after an edit of the model, the new conditional is read, or
+`identify` refuses the site. `inference.reading.families` reads and checks each family.
 """
 
 import math
@@ -44,7 +44,7 @@ __all__ = [
     "settings_of",
 ]
 
-MAX_WIDTH = 256  # most Normal elements drawn jointly, most columns that take turns
+MAX_WIDTH = 256  # the most Normal elements drawn jointly, and the most columns drawn in turn
 NUM_SETTINGS = 4  # random settings of all sites at which a family must hold
 # distributions with a density that is finite all over their support, whatever their parameters
 FINITE_DENSITY = {
@@ -134,10 +134,11 @@ def identify(program: Program, site: str, values, rng_key: Array) -> Family:
     """The family of the complete conditional of a site: the first with which the model agrees.
 
     It must agree at `values` and at random settings of all sites. A factor or another site may also
-    cut the support of a continuous site: the log joint is -inf beyond the cut and has no slope at
-    it. So the site alone is moved from `values`, to random settings inside its support and to draws
-    of the conditional read there, and -inf at one of them is refused. A cut that none of them
-    crosses, many deviations away, is missed; hardly a draw would cross it either.
+    cut off a part of the support of a continuous site: the log joint is -inf beyond the cut, and
+    its slope does not show this. So the site alone is moved from `values`, to random values in its
+    support and to draws from the conditional that was read. A site for which one of these has a log
+    joint of -inf is refused. A cut many standard deviations away may be missed; but then draws of a
+    run would hardly cross it either.
 
     Args:
         program: the model with its data.
@@ -153,7 +154,7 @@ def identify(program: Program, site: str, values, rng_key: Array) -> Family:
 
 
 def settings_of(program: Program, values, rng_key: Array):
-    """`values` and random settings of all sites, those at which the log joint is finite."""
+    """`values` and random values of all sites, where the log joint is finite there."""
 
     def settings_at(values):
         others = lax.map(program.draw_initial, random.split(rng_key, NUM_SETTINGS))
@@ -181,7 +182,7 @@ def identify_among(program: Program, site: str, settings, rng_key: Array) -> Fam
     others = {name: value for name, value in values.items() if name != site}
     start = lambda key: program.draw_start(key, others)
     _refuse_cut(program, site, values, start, rng_key, NUM_SETTINGS)
-    probes = random.split(rng_key, 4)  # second points at each setting
+    probes = random.split(rng_key, 4)  # keys of the second points at each setting
     missed = {}
     for family in _candidates(program, site):
         gaps = lambda setting, family=family: {
@@ -196,8 +197,9 @@ def identify_among(program: Program, site: str, settings, rng_key: Array) -> Fam
 
 
 def _refuse_cut(program: Program, site: str, values, move, rng_key: Array, num_moves: int) -> None:
-    """Refuses a continuous site for which the log joint is -inf at one of `move(key)[site]`, all
-    other sites at `values`.
+    """Refuses a continuous site whose support is cut off by a factor or by another site.
+
+    The log joint must not be -inf at any `move(key)[site]`, all other sites at `values`.
     """
     terms = [
         name
@@ -250,11 +252,11 @@ def _site_density(program: Program, site: str, values, column) -> SiteDensity:
 
 
 def _shared_terms(program: Program, plates: tuple[str, ...], log_probs: dict[str, Array]) -> Array:
-    """The log joint split over `plates`: terms inside are summed over all other dimensions, terms
-    outside go to every element.
+    """The log joint by elements of `plates`.
 
-    A term outside the plates that depends on the site would be counted for each element; the
-    residual shows it.
+    Terms inside the plates are summed over all other dimensions; terms outside are added to every
+    element. Such a term must not depend on the site, for it is counted more than once; otherwise
+    the residual shows it.
     """
     shape, total = tuple(program.plates[name].subsample_size for name in plates), 0.0
     for name, term in log_probs.items():
@@ -338,8 +340,9 @@ def _base(support):
 
 
 def _refuse_early(program: Program, site: str) -> None:
-    """Refuses what no residual can show: a site's log probability ignores its support, and the rows
-    left out of a plate.
+    """Refuses what no residual shows: plates that subsample, supports that depend on the site.
+
+    Neither the rows left out of a plate nor the bounds of a support show in log probabilities.
     """
     if site not in program.latent:
         raise StructureError(
@@ -376,7 +379,7 @@ def _refusal(program: Program, site: str, missed: dict[Family, float]) -> str:
         for family, gap in missed.items()
         if not isinstance(family, ByColumn)
     )
-    # a gap that long sums in float32 may leave
+    # a gap that rounding of long sums in float32 may cause
     is_rounded = jnp.result_type(float) == jnp.float32 and min(missed.values()) < 1e-2
     advice = (
         "In float32 sums over many data round; try numpyro.enable_x64(). " if is_rounded else ""

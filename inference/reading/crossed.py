@@ -3,12 +3,12 @@
 A matrix factorisation is one: given the column factors, the predictor is linear in the row factors,
 and the reverse. The row and the column are the items of an entry, one on each side.
 
-    crossed = read_crossed(program, rng_key)      # which sites play which part; proved
+    crossed = read_crossed(program, rng_key)      # the part of each site; proved
     eta = crossed.predictor(program, values)      # of every entry
-    table = crossed.table(program, values, side)  # its slope in the sites of a side, by item of the
-                                                  # other side
-    response, weight = respond(rng_key, distribution, value)  # of a latent Normal behind a value
-    held = hold(program, "y", eta)                # the model with the predictor as it is now
+    table = crossed.table(program, values, side)  # its slope in the sites of a side, for each item
+                                                  # of the other side
+    response, weight = respond(rng_key, distribution, value)  # by data augmentation for a probit
+    held = hold(program, "y", eta)                # the model with the predictor fixed at eta
 
 The observed site is a Normal, or a probit of one, whose mean is the predictor
 
@@ -25,8 +25,8 @@ some entries at random values of all sites:
 
     equations (1) and (2)       by moving all sites of a side, and all others
     the priors                  Normal (an amplitude perhaps cut at 0), elements independent
-    the entries' log density    that of the link alone: not scaled, its noise no function of the
-                                sites that are drawn
+    the entries' log density    that of the distribution in `LINKS` given the predictor: not scaled,
+                                and its noise no function of the predictor's sites
 
 Cost: of the predictor, one evaluation of the model; of a table, as many as a side has columns, on
 one entry for each item; of slopes, as many as they have columns; of the proof, a few evaluations on
@@ -70,7 +70,7 @@ __all__ = [
     "respond",
 ]
 
-LINKS = {  # class -> name of the mean of the latent Normal among its parameters, the others
+LINKS = {  # class -> the parameter that is the predictor, the other parameters
     dist.Normal: ("loc", ("scale",)),
     OrderedProbit: ("predictor", ("cutpoints",)),
     BinomialProbit: ("predictor", ("trials",)),
@@ -84,7 +84,7 @@ def predictor(program: Program, site: str, values: Mapping[str, Any]) -> Array:
 
 
 def rebuilt(distribution, eta: Array):
-    """A distribution with another predictor, masks and missing values included."""
+    """The distribution with another predictor; masks and missing values stay."""
     if isinstance(distribution, Missing):
         return Missing(rebuilt(distribution.base_dist, eta), validate_args=False)
     if isinstance(distribution, dist.MaskedDistribution):
@@ -98,15 +98,15 @@ def rebuilt(distribution, eta: Array):
 
 
 def respond(rng_key: Array, distribution, value: Array) -> tuple[Array, Array]:
-    """Responses and weights of the entries: they enter as Normal(response | eta, 1 / sqrt(weight)).
+    """Responses and weights of the entries, as in Normal(response | eta, 1 / sqrt(weight)).
 
     A Normal has its value and precision; a probit has a draw of its latent Normal. Entries that are
     masked or missing weigh 0.
 
     Args:
         rng_key: a key.
-        distribution: of the entries.
-        value: of the entries.
+        distribution: the distribution of the entries.
+        value: the values of the entries.
     """
     base, is_seen, outer = unwrap(distribution), jnp.ones(jnp.shape(value), bool), distribution
     while outer is not base:
@@ -134,21 +134,21 @@ class _Hold(Messenger):
 
 
 def hold(program: Program, site: str, eta: Array) -> Program:
-    """The model with this predictor of an observed site, which is then not computed."""
+    """The model with the predictor of an observed site fixed at `eta`."""
     return Program(_Hold(program.model, site, eta), *program.args, **program.kwargs)
 
 
 class Side(NamedTuple):
-    """The items of one plate."""
+    """One side of the crossing, such as the rows: the items of one plate."""
 
     plate: str
     size: int
-    index: str  # the argument that has the item of each entry
-    sites: tuple[str, ...]  # those with a row for each item
+    index: str  # the argument that gives the item of each entry
+    sites: tuple[str, ...]  # the latent sites with a row for each item
 
 
 class Components(NamedTuple):
-    """Switches and amplitudes, and their factors on either side."""
+    """The sites of the components in (2): switch z, amplitude s, and factors u and v."""
 
     switch: str
     amplitude: str
@@ -156,16 +156,16 @@ class Components(NamedTuple):
 
 
 class Intercept(NamedTuple):
-    """A constant of all entries that is in two places: a column of a side, and a shared site."""
+    """An intercept that the model has twice: as a column of a side, and as a shared site."""
 
     side: Side
     column: int
-    place: int  # of the shared site among amplitudes and shared sites
+    place: int  # index of the shared site in `global_values`
 
 
 @dataclass(frozen=True)
 class Crossed:
-    """The parts that the sites play; hashable, so that compiled code may depend on it."""
+    """The part of each site; hashable, so that compiled code may depend on it."""
 
     observed: str
     by_entry: tuple[str, ...]  # arguments with a row for each entry
@@ -238,7 +238,7 @@ class Crossed:
     def unit_table(
         self, program: Program, values: Mapping[str, Any], side: Side
     ) -> tuple[Float[Array, "other column"], Float[Array, " column"]]:
-        """The table with all components on and of amplitude 1, and the scale of its columns."""
+        """The table at switches and amplitudes of 1, and the scale of each of its columns."""
         if not self.components:
             table = self.table(program, values, side)
             return table, jnp.ones_like(table[0])
@@ -255,13 +255,13 @@ class Crossed:
         return flat, lambda x: dict(zip(names, unravel(x), strict=True))
 
     def flat(self, values: Mapping[str, Any], side: Side) -> Array:
-        """The sites of a side next to each other, [item, column]."""
+        """The sites of a side as one array, [item, column]."""
         return jnp.concatenate(
             [jnp.reshape(values[name], (side.size, -1)) for name in side.sites], axis=1
         )
 
     def unflat(self, program: Program, side: Side, columns: Array) -> dict[str, Array]:
-        """The sites from [item, column]."""
+        """The sites of a side, from one array [item, column]."""
         shapes = [program.sites[name].shape for name in side.sites]
         ends = np.cumsum([int(np.prod(shape[1:])) for shape in shapes])[:-1]
         parts = jnp.split(columns, ends, axis=1)
@@ -273,9 +273,9 @@ class Crossed:
     def shifted(
         self, program: Program, values: Mapping[str, Any], intercept: Intercept, step: Any
     ) -> dict[str, Any]:
-        """All values, with some of an intercept moved from the items to the shared site.
+        """All values, after `step` has moved from the items' intercept to the shared site.
 
-        The predictor stays as it is.
+        The predictor does not change.
         """
         (side, column, place), (shared, put) = intercept, self.global_values(values)
         rows = self.unflat(program, side, self.flat(values, side).at[:, column].add(-step))
@@ -284,7 +284,7 @@ class Crossed:
     def line(
         self, program: Program, values: Mapping[str, Any], intercept: Intercept
     ) -> tuple[Array, Array]:
-        """Slope of the log joint along the move of `shifted`, and its rate of fall."""
+        """Slope of the log joint along the move of `shifted`, and minus its second derivative."""
         names, zero = (*intercept.side.sites, *self.shared), jnp.zeros((), jnp.result_type(float))
         shifted = lambda step: self.shifted(program, values, intercept, step)
         return _slope_and_fall(lambda step: self.log_prior(program, shifted(step), names), zero)
@@ -292,9 +292,10 @@ class Crossed:
     def prior(
         self, program: Program, values: Mapping[str, Any], side: Side | None = None
     ) -> tuple[Array, Array]:
-        """Slope of the log prior in the sites of a side, [item, column], and its rate of fall.
+        """Slope of the log prior in the sites of a side, and minus its second derivative.
 
-        Without a side they are those of amplitudes and shared sites, [column].
+        Both are [item, column]. Without a side they are those in amplitudes and shared sites,
+        [column].
         """
         start, place = self.global_values(values)
         if side:
@@ -304,7 +305,7 @@ class Crossed:
         return _slope_and_fall(log_prior, start)
 
     def log_odds(self, program: Program, values: Mapping[str, Any], switch: str, k: Array) -> Array:
-        """Prior log odds that component k is on, the other switches given."""
+        """Prior log odds that the switch of component k is on, given the other switches."""
         log_prior = lambda on: self.log_prior(
             program, {**values, switch: values[switch].at[k].set(on)}, (switch,)
         )
@@ -313,7 +314,7 @@ class Crossed:
     def log_prior(
         self, program: Program, values: Mapping[str, Any], names: tuple[str, ...]
     ) -> Array:
-        """The part of the log joint that depends on some sites, without the entries."""
+        """The terms of the log joint that depend on some sites, but for that of the entries."""
         about = {name for name, parents in program.parents.items() if parents & set(names)}
         about = (about | set(names)) - {self.observed}
         terms = program.log_probs(values)
@@ -327,11 +328,11 @@ def _slope_and_fall(log_density, at: Array) -> tuple[Array, Array]:
 
 
 def chunks(size: int, most: int = 2**13) -> Int[Array, "chunk entry"]:
-    """0 .. size - 1 in rows of equal length, the last one padded with its last number.
+    """Indices 0 .. size - 1 in rows of equal length; the last index pads the last row.
 
     Args:
-        size: how many numbers.
-        most: in a row.
+        size: the number of indices.
+        most: the largest length of a row.
     """
     num = -(-size // most)
     return jnp.minimum(jnp.arange(num * -(-size // num)), size - 1).reshape(num, -1)
@@ -361,7 +362,7 @@ def read_crossed(program: Program, rng_key: Array) -> Crossed:
         )
     raise StructureError(
         f"site {observed!r}: no crossed predictor; "
-        f"{'; '.join(missed) or 'nothing has the shape of one'}."
+        f"{'; '.join(missed) or 'no sites and indices have the shapes of one'}."
     )
 
 
@@ -385,7 +386,7 @@ def _observed(program: Program) -> tuple[str, int]:
 def _proposals(program: Program, observed: str, size: int, missed: list[str]):
     """Every structure that shapes, plates and dependencies allow.
 
-    `missed` collects why there are no more.
+    The list `missed` collects why there are no more.
     """
     is_by_entry = lambda value: isinstance(value, np.ndarray | Array) and value.shape[:1] == (size,)
     arrays = {
@@ -399,10 +400,10 @@ def _proposals(program: Program, observed: str, size: int, missed: list[str]):
         two = program.with_arguments(**{name: arrays[name][:2] for name in by_entry})
         try:
             parents = _parents(two, observed)
-        # the model's own: some argument is as long as the entries by chance, or must be
+        # the model's own error: some argument is as long as the entries by chance, or must be
         except (TypeError, ValueError) as error:
             missed.append(
-                f"with rows of {', '.join(by_entry)} for two entries alone, the model says: {error}"
+                f"with {', '.join(by_entry)} cut to two entries, the model raises: {error}"
             )
             continue
         about = [program.sites[name] for name in program.latent if name in parents]
@@ -441,7 +442,7 @@ def _side(program: Program, about: list[Site], plate: str, index: str) -> Side:
 
 
 def _roles(rest: list[Site], sides: tuple[Side, Side], program: Program):
-    """What the other sites of the predictor may be: components, and the names of shared sites."""
+    """The parts that the other sites may have: components, and the names of shared sites."""
     switches = [
         site for site in rest if site.support is constraints.boolean and len(site.shape) == 1
     ]
@@ -468,10 +469,10 @@ def _roles(rest: list[Site], sides: tuple[Side, Side], program: Program):
 
 
 def _is_separate(crossed: Crossed, two: Program) -> bool:
-    """Whether the entries depend on the sites by the predictor alone.
+    """Whether the entries depend on the sites through the predictor only.
 
-    Nothing but the entries may depend on the components, nor a prior of the other sites on the
-    switches.
+    Also, only the entries may depend on amplitudes and factors, and no prior of the crossed sites
+    on the switches.
     """
     eta = jnp.zeros(two.sites[crossed.observed].shape)
     if hold(two, crossed.observed, eta).parents[crossed.observed] & set(crossed.sites):
@@ -493,7 +494,7 @@ def _is_separate(crossed: Crossed, two: Program) -> bool:
 def _largest_gap(crossed: Crossed, program: Program, rng_key: Array) -> float:
     """The largest relative gap of all identities at random values of all sites.
 
-    Every switch is on at one of two places.
+    Identities compare two points; every switch is on at one of the two.
     """
     size = crossed.num_entries(program)
     some = crossed.at(program, np.linspace(0, size - 1, min(size, NUM_PROVED)).astype(int))
@@ -535,10 +536,7 @@ def _gaps_of_side(
 def _gaps_of_globals(
     crossed: Crossed, some: Program, values: dict[str, Array], other: dict[str, Array]
 ) -> list[Array]:
-    """The gaps in (2) and in the priors, for amplitudes, switches and shared sites.
-
-    They are moved together to where they are in `other`.
-    """
+    """Gaps of (2), when amplitudes, switches and shared sites move to their values in `other`."""
     names = (*(crossed.components[:2] if crossed.components else ()), *crossed.shared)
     moved = {**values, **{name: other[name] for name in names}}
     slopes = crossed.slopes(some, values)
@@ -559,9 +557,9 @@ def _gaps_of_globals(
 
 
 def _intercepts(crossed: Crossed, program: Program, rng_key: Array) -> tuple[Intercept, ...]:
-    """The constants that a shared site and all items of a side add alike to every entry.
+    """The intercepts: where a shared site and all items of a side add the same to every entry.
 
-    The prior along the line from one to the other must be Normal.
+    The log prior along the move between them must be that of a Normal.
     """
     if not crossed.shared:
         return ()
@@ -599,7 +597,7 @@ def _intercepts(crossed: Crossed, program: Program, rng_key: Array) -> tuple[Int
 def _gap_of_normal(prior: tuple[Array, Array], there: tuple[Array, Array], step: Array) -> Array:
     """The gap between the slope of a log prior after a step and that of a Normal.
 
-    It is infinite where the slope does not fall.
+    It is infinite where the log prior is not concave.
     """
     slope, fall = prior
     return jnp.where(jnp.all(fall > 0), _gap(there[0], slope - fall * step), jnp.inf)

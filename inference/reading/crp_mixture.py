@@ -1,10 +1,7 @@
-"""Reads a mixture whose groups can be integrated out.
+"""Reads a mixture of one partition site and conjugate components, which can be integrated out.
 
-One site has a partition of the rows, and conjugate components depend on it.
-
-    structure = read_partition(program)           # which site plays which part, or StructureError
-    hyper = structure.parameters({"alpha": 1.0})  # the numbers of the priors, at values of the
-                                                  # latent scalars
+    structure = read_partition(program)           # the part of each site, or StructureError
+    hyper = structure.parameters({"alpha": 1.0})  # hyper-parameters, at these latent scalars
     rows = structure.rows(program)                # the data, one entry a row
 
 The structure is found from types, shapes, plates and dependencies. It is then proved on a few rows,
@@ -14,9 +11,10 @@ at random parameters phi and assignments z, for each component:
         =  sum over rows of log p(row | rows before it, z)                                    (1)
 
 On the left stand the model's own terms. The posterior and the right side come from the conjugate
-pair, by the functions that a kernel then uses. An identity in phi for all z checks the family, its
-normalisers, the indexing by z, missing entries and hyper-parameters at once. Hyper-parameters must
-also be the same on other rows, and on another number of rows, because a kernel reads them once.
+pair, by the functions that a kernel then uses. As the identity must hold for all phi and z, it
+checks the family, its normalisers, the indexing by z, missing entries and hyper-parameters at once.
+Hyper-parameters must also be the same on other rows, and on another number of rows, because a
+kernel reads them once.
 
 Arrays of parameters have the axes [class, group, column, ...], those of data [row, column, ...].
 
@@ -60,7 +58,7 @@ __all__ = [
 def _started(
     program: Program, z: str, given: Mapping[str, Any], rng_key: Array | None, spread: Any = 1.0
 ) -> dict[str, dict]:
-    """The trace with every latent site at a start: `given`, or one group in each class, or drawn.
+    """The trace with every latent site at a start: given, or one group a class, or drawn.
 
     What is drawn lies within `spread` / 2 of 0 in unconstrained space. Matrices are drawn within
     1/2, so that they can be inverted. Without a key they are all at 0: what is computed from the
@@ -83,8 +81,12 @@ def _started(
 
 
 def _by_class(leaf: Array, fn: dist.Distribution, num_axes: int) -> Array:
-    """[class, group, column, ...] from an array over the elements of a group parameter, whose
-    first axes are class and group, or group.
+    """A group parameter with the axes [class, group, column, ...].
+
+    Args:
+        leaf: An array over its elements, whose first axes are class and group, or group.
+        fn: The distribution of the parameter.
+        num_axes: 2 for class and group, 1 for group.
     """
     leaf = leaf if num_axes == 2 else leaf[None]
     # The axes that `to_event` declared are axes of columns too.
@@ -93,12 +95,12 @@ def _by_class(leaf: Array, fn: dist.Distribution, num_axes: int) -> Array:
 
 
 def labels_of(partition: ExchangeablePartition) -> Array:
-    """Returns the class of each row, [row], as the partition has it."""
+    """Returns the class of each row that the partition was given, [row]."""
     return jnp.broadcast_to(jnp.asarray(partition.labels, jnp.int32), partition.num_rows)
 
 
 def sites_of_labels(trace: Mapping[str, dict], name: str | None) -> list[str]:
-    """Returns the sample sites of the classes: one, or the two into which `obs_mask` splits it.
+    """Returns the sample sites of the classes: one, or two where `obs_mask` splits it.
 
     Args:
         trace: A trace of the model.
@@ -109,8 +111,8 @@ def sites_of_labels(trace: Mapping[str, dict], name: str | None) -> list[str]:
 
 
 FEW = 8  # rows on which the identities are proved
-OTHERS = 12  # other rows, on which the priors must have the same numbers
-BOUNDS = (1, 2, 3, 8)  # on the groups of a class, one for each random partition
+OTHERS = 12  # other rows, on which hyper-parameters must be the same
+BOUNDS = (1, 2, 3, 8)  # the most groups of a class in each random partition of the proof
 # Distances of latent values from the middle of their support; at the last, probabilities are
 # between about .001 and .999.
 SPREADS = (1.0, 4.0, 14.0)
@@ -127,7 +129,7 @@ class ComponentBlock(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """The numbers of the priors."""
+    """The hyper-parameters of a mixture."""
 
     seating: ExchangeablePartition  # without rows: its leaves are the parameters of the rule
     # [class]: Dirichlet concentration; fixed probabilities; or ones where the classes are data
@@ -144,7 +146,7 @@ class PartitionRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Partition:
-    """Which site of a model plays which part. Hashable, so that compiled code may depend on it."""
+    """The part of each site of a model. Hashable, so that compiled code may depend on it."""
 
     few: Program  # the model on a few of its rows
     z: str
@@ -160,8 +162,9 @@ class Partition:
         return {field.name: vars(self)[field.name] for field in fields(self)}
 
     def differences(self, program: Program) -> list[str]:
-        """Returns how a program differs from the one that was read, apart from its rows; one
-        sentence each.
+        """Returns how a program differs from the one that was read, apart from its rows.
+
+        Each difference is a sentence.
         """
         if program.model is not self.few.model:
             return [f"the model is {model_name(program.model)}, was {model_name(self.few.model)}"]
@@ -188,8 +191,9 @@ class Partition:
         return {"partition": json.dumps([self.z, self.labels])}
 
     def by_row(self, programs: Sequence[Program]) -> tuple[str, ...]:
-        """Returns the arguments that have an entry for each row, in all of some programs that
-        differ in their rows alone.
+        """Returns the names of the arguments that have an entry for each row in all programs.
+
+        The programs must differ in their rows only.
         """
         each = [self._by_row(program) for program in (self.few, *programs)]
         return tuple(name for name in each[0] if all(name in names for names in each))
@@ -204,8 +208,9 @@ class Partition:
         rng_key: Array | None = None,
         spread: Any = 1.0,
     ) -> dict[str, dict]:
-        """Returns a trace with latent sites at `given`, the rows of each class in one group, and
-        other sites at a start.
+        """Returns a trace with some latent sites at given values, others at a start.
+
+        Without a value of the partition, the rows of each class are in one group.
 
         Args:
             program: The model with its arguments.
@@ -216,11 +221,11 @@ class Partition:
         return _started(program, self.z, given, rng_key, spread)
 
     def parameters(self, scalars: Mapping[str, Any]) -> Parameters:
-        """Returns the numbers of the priors, at values of the latent scalars that may be traced."""
+        """Returns the hyper-parameters, at values of the latent scalars, which may be tracers."""
         return self.parameters_of(self.trace(self.few, scalars))
 
     def parameters_of(self, trace: Mapping[str, dict]) -> Parameters:
-        """Returns the numbers of the priors in a trace."""
+        """Returns the hyper-parameters in a trace."""
         return Parameters(
             unwrap(trace[self.z]["fn"]).without_rows(),
             self._class_weights(trace),
@@ -349,14 +354,14 @@ def _prove(partition: Partition, program: Program) -> None:
         identities = lambda few: partial(_gaps, replace(partition, few=few))
         prove(identities, settings, refusal, partition.few, tolerance=TOLERANCE)
     except StructureError:
-        partition.rows(program)  # data outside of a support are the better explanation
+        partition.rows(program)  # data outside of a support explain it better: they raise first
         raise
     others = _some_rows(program, z, OTHERS)
     prove(
-        lambda few, others: partial(_moves, replace(partition, few=few), others),
+        lambda few, others: partial(_gaps_on_other_rows, replace(partition, few=few), others),
         settings,
         lambda site, missed: (
-            f"site {site!r}: the numbers of its prior follow the rows: on "
+            f"site {site!r}: the numbers of its prior depend on the rows: on "
             f"{others.sites[z].shape[0]} others they are off by {missed:.2g} (relative). Wanted "
             "numbers that hold for any rows; compute them outside of the model, and give them as "
             "arguments."
@@ -385,8 +390,9 @@ def _gaps(partition: Partition, rng_key: Array, spread: Array) -> dict[str, Arra
 
 
 def _gap_of_seating(message: dict, seating: ExchangeablePartition, rng_key: Array) -> Array:
-    """The product of the probabilities by which rows are seated, in random order, is the
-    probability of the partition: in one random partition for each of `BOUNDS`.
+    """The gap between the probability of a partition and the product of its seating probabilities.
+
+    Rows are seated in random order, in one random partition for each of `BOUNDS`.
     """
     labels = labels_of(unwrap(message["fn"]))
     rows, same_class = jnp.arange(len(labels)), labels[:, None] == labels
@@ -437,7 +443,7 @@ def _gap_of_block(
 
 
 def _gap_of_classes(partition: Partition, trace: dict[str, dict], weights: Array) -> Array:
-    """The same identity for the classes, whose prior is Dirichlet or fixed."""
+    """Identity (1) for the classes of the rows, whose probabilities are Dirichlet or fixed."""
     classes = labels_of(unwrap(trace[partition.z]["fn"]))
     counts = jnp.zeros(partition.num_classes).at[classes].add(1.0)
     log_prob = sum(term(trace[name]) for name in sites_of_labels(trace, partition.labels))
@@ -450,10 +456,10 @@ def _gap_of_classes(partition: Partition, trace: dict[str, dict], weights: Array
     return gap(log_z(weights + counts) - log_z(weights), log_prob - posterior)
 
 
-def _moves(
+def _gaps_on_other_rows(
     partition: Partition, others: Program, rng_key: Array, spread: Array
 ) -> dict[str, Array]:
-    """How far the numbers of each prior are from those on other rows, at the same scalars."""
+    """The gap between the hyper-parameters of each site and those read on other rows."""
     here = partition.trace(partition.few, {}, rng_key, spread)
     there = partition.trace(
         others, {name: here[name]["value"] for name in partition.scalars}, rng_key, spread

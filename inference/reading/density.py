@@ -4,18 +4,19 @@
 
 z holds all latent sites in NumPyro's unconstrained space, one after another. The prior is the
 density of the latent sites times the Jacobian of the transform; the likelihood is that of the
-observed sites. `Split` refuses what does not fit by the name of its site: improper priors, discrete
-latent sites, factors that depend on a latent site, and priors that are scaled or masked, because
-draws from such a prior do not have its density. The split is proved at draws from the prior against
-NumPyro's potential energy.
+observed sites. `Split` raises StructureError, by the name of the site, for improper priors,
+discrete latent sites and factors that depend on a latent site; and for priors that are scaled or
+masked, because draws from such a prior do not have its density. The split is proved at draws from
+the prior against NumPyro's potential energy.
 
-Label switching: the clusters of a mixture, or the nodes of a layer, may change places without a
-change of the posterior density, so that each mode has m! copies for m members. `exchangeable` finds
-such a plate by the dimension names of the latent sites (`Program.dims`). It proves at random
-vectors that the prior, and each term of the likelihood, are the same when the members are permuted.
-(Each term alone, since a sum may be the same by chance: the columns of a standardised table have
-the same mean and variance.) `Exchangeable.relabelled` permutes the members of a vector to be near
-to those of a reference; it maps all m! copies of a vector to the same one, the canonical one.
+Label switching: the members of a plate, such as the clusters of a mixture or the nodes of a layer,
+may be permuted without a change of the posterior density. So each mode has m! copies for m members.
+`exchangeable` finds such a plate by the dimension names of the latent sites (`Program.dims`). It
+proves at random vectors that the prior, and each term of the likelihood, are the same when the
+members are permuted. (Each term alone, since a sum may be the same by chance: the columns of a
+standardised table have the same mean and variance.) `Exchangeable.relabelled` permutes the members
+of a vector to be near to those of a reference; it maps all m! copies of a vector to the same one,
+the canonical one.
 
 Cost of relabelling a vector: members^2 (features + members).
 """
@@ -58,7 +59,7 @@ NUM_PROOFS = 8  # draws at which an identity is proved
 
 
 class Split:
-    """Prior and likelihood of a program over vectors [size]; StructureError where it has none."""
+    """Prior and likelihood of a program over vectors [size]; StructureError if it has none."""
 
     def __init__(self, program: Program):
         _refuse(program)
@@ -125,7 +126,7 @@ class Split:
     def prove(self) -> None:
         """Raises StructureError unless log prior + log likelihood = - NumPyro's potential energy.
 
-        A likelihood that is NaN at draws from the prior is a ValueError.
+        Raises ValueError where the likelihood is NaN at a draw from the prior.
         """
 
         def gaps(key: Array) -> tuple[dict[str, Array], Array]:
@@ -149,7 +150,7 @@ class Split:
             )
         refusal = lambda sites, missed: (
             f"{sites}: prior and likelihood do not add up to the log joint (relative difference "
-            f"{missed:.2g}); the model is not read right."
+            f"{missed:.2g}), so the model was read wrongly."
         )
         refuse(found, refusal, 1e-3)
 
@@ -225,10 +226,10 @@ def _refuse(program: Program) -> None:
 
 
 class Reference(NamedTuple):
-    """The features that members of vectors are matched to; empty where none change places."""
+    """Features of the members of a plate that others are matched to; empty for no such plate."""
 
     location: Array | np.ndarray  # [member, feature]
-    variance: Array | np.ndarray  # [feature], about the location
+    variance: Array | np.ndarray  # [feature], about the location, over vectors and members
 
 
 # an empty one rather than None, so that states of all stages have the same structure
@@ -236,7 +237,7 @@ NO_REFERENCE = Reference(np.zeros((0, 0)), np.zeros(0))
 
 
 class Exchangeable:
-    """A plate whose members may be permuted (label switching), in the vectors of a split."""
+    """A plate whose members may be permuted, in the vectors of a split."""
 
     def __init__(self, split: Split, plate: str):
         self.split, self.plate, self.count = split, plate, split.program.plates[plate].size
@@ -246,10 +247,10 @@ class Exchangeable:
         self.log_copies = lgamma(self.count + 1)
 
     def features(self, z: Array) -> Float[Array, "member feature"]:
-        """Numbers of each member, by which it is matched to a member of a reference.
+        """The numbers of each member, by which members are told apart.
 
-        Sites in the plate count as unconstrained numbers, and vectors over the members, such as
-        the weights of a mixture, as constrained ones.
+        Sites in the plate give their unconstrained values; sites whose event has an axis of
+        members, such as the weights of a mixture, give their constrained values.
         """
         free, values = self.split.unconstrained(z), self.split.values(z)
         parts = {name: (free if name in self._in_plate else values)[name] for name in self._axis}
@@ -270,7 +271,7 @@ class Exchangeable:
             name: jnp.take(values[name], order, axis=axis) for name, axis in self._axis.items()
         }
 
-    # compiled as a whole, or features of the rows would be held for all vectors
+    # compiled as a whole, or what the model computes for each row would be held for all vectors
     @partial(jax.jit, static_argnums=0)
     def reference(self, z: Float[Array, "point size"]) -> Reference:
         """The mean of the features of vectors, and the variance about it."""
@@ -300,15 +301,15 @@ class Exchangeable:
         return (self._matching(z, reference) == jnp.arange(self.count)).all()
 
     def _matching(self, z: Array, reference: Reference) -> Array:
-        """The member of z that is matched to each member of the reference.
+        """The member of z that is matched to each member of the reference, greedily.
 
-        The nearest pair of all is matched first, then the nearest of the rest. All copies of a
-        vector have the same pairs, so that they come to the same matching.
+        The nearest of all pairs is matched first, then the nearest of the rest. All copies of a
+        vector have the same pairs, and so the same matching.
         """
         apart = self.features(jax.lax.stop_gradient(z))[:, None] - reference.location[None]
         variance = jnp.maximum(reference.variance, jnp.finfo(z.dtype).tiny)
         distance = jnp.sum(apart**2 / variance, -1)  # [member, member of the reference]
-        # finite, since the distance to a member that is matched becomes infinite
+        # finite, because an infinite distance marks members that are matched already
         distance = jnp.nan_to_num(distance, nan=jnp.finfo(z.dtype).max)
 
         def match(_: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -348,7 +349,7 @@ class Exchangeable:
 
 
 def exchangeable(split: Split) -> Exchangeable | None:
-    """The plate whose members may change places, the largest where there are several."""
+    """The plate whose members may be permuted, the largest where there are several."""
     program = split.program
     names = {dim for name in program.latent for dim in program.dims[name]} & set(program.plates)
     order = sorted(names, key=lambda name: (-program.plates[name].size, name))
@@ -359,7 +360,7 @@ def exchangeable(split: Split) -> Exchangeable | None:
 def relabel(
     exchange: Exchangeable | None, z: Float[Array, "point size"], reference: Reference
 ) -> Float[Array, "point size"]:
-    """The canonical copies of vectors; the vectors themselves where no plate may be permuted."""
+    """The canonical copies of vectors; the vectors themselves where no plate is exchangeable."""
     if exchange is None or not len(reference.location):
         return z
     return _relabel(exchange, z, reference)
@@ -372,7 +373,7 @@ def _relabel(exchange: Exchangeable, z: Array, reference: Reference) -> Array:
 
 @partial(jax.jit, static_argnums=0)
 def relabel_alike(exchange: Exchangeable, z: Float[Array, "point size"]) -> Array:
-    """Vectors relabelled to match the first of them, and then to match the mean of all."""
+    """Vectors relabelled with the first of them as reference, and then with the mean of all."""
     for reference in (exchange.first_reference, exchange.reference):
         z = _relabel(exchange, z, reference(z))
     return z
@@ -392,13 +393,13 @@ def site_values(
 def canonical_densities(
     exchange: Exchangeable | None, reference: Reference, densities: Callable
 ) -> Callable:
-    """Log prior and log likelihood on canonical vectors alone.
+    """Log prior and log likelihood, restricted to canonical vectors.
 
     The prior is m! times as large there, because a canonical vector stands for all its copies, and
     0 elsewhere.
 
     Args:
-        exchange: the members that may change places; None for none.
+        exchange: the plate whose members may be permuted; None for none.
         reference: what makes vectors canonical.
         densities: a function of a vector that returns its log prior and log likelihood.
     """

@@ -1,24 +1,21 @@
 """Finds a mixture among common factors in a model, and proves it.
 
-The features of a row are noisy sums of a few factors of the row, and these factors are the features
-that groups and experts see.
+The groups are a mixture over the factors of a row; the features are noisy sums of these factors.
 
-    found = read_factors(program)     # a `FactorMixture`: which site plays which part
+    found = read_factors(program)     # a `FactorMixture`: the part of each site
     found.given                       # the mixture as if factors were data, an `Assignment`
-    found.prior                       # the numbers of the priors between factors and features
+    found.prior                       # hyper-parameters of the sites between factors and features
     found.rows(program)               # the data by row
 
     z, groups, soft labels, labels    a truncated mixture with the factors s[i] as its features
     features     x[i, p] ~ Normal(c[p] + sum_k s[i, k] b[z[i], k] A[k, p], 1 / psi[p]), NaN where
                  missing
-    A, c, b, psi are the loadings, the centre, the factors shown and the noise of
-                 `inference.reading.conjugate.loadings`. A model may lack c, or b. Each has a
-                 conjugate prior, or is a known number.
+    A, c, b, psi as in `inference.reading.conjugate.loadings`. There may be no c and no b. Each has
+                 a conjugate prior, or is a known number.
 
-Given the factors, the groups and labels are a mixture with known data: the code for such a mixture
-(`inference.reading.stick_mixture`) reads and proves it. The rest is read by types, shapes and
-dependencies, and proved by comparing each site's log probability with the model's own at random
-values, row by row.
+Given the factors, all but the features is a mixture with known data, and is read and proved by
+`inference.reading.stick_mixture`. The rest is read by types, shapes and dependencies. It is proved
+by comparing each site's log probability with the model's own at random values, row by row.
 
 Cost: that of reading a mixture, and a few more evaluations of the model on all rows, or on many.
 """
@@ -65,7 +62,7 @@ __all__ = ["FactorMixture", "GivenScores", "Linked", "has_factors", "read_factor
 
 
 class Linked(NamedTuple):
-    """The sites between factors and features; None for one that the model lacks or knows."""
+    """The sites between factors and features; None for one that is absent, or a number."""
 
     site: str  # the features
     scores: str
@@ -73,18 +70,18 @@ class Linked(NamedTuple):
     beta: str | None
     centre: str | None
     noise: str | None
-    shown: str | None
-    share: str | None
+    shown: str | None  # b: whether a group uses a factor
+    share: str | None  # the probability of b
 
     @property
     def latent(self) -> tuple[str, ...]:
-        """The latent sites but for the scores."""
+        """The latent sites other than the factors."""
         return tuple(name for name in self[2:] if name)
 
 
 @dataclass(frozen=True)
 class FactorMixture:
-    """Which site plays which part in the mixture."""
+    """The part of each site in the mixture."""
 
     few: Program  # the model on a few of its rows
     linked: Linked
@@ -101,7 +98,7 @@ class FactorMixture:
         return random_start(program, seed, {self.given.z: self.given.num_own, self.linked.shown: 2})
 
     def rows(self, program: Program) -> MixtureRows:
-        """The data of a program by row, entries u = (factors, 1); refuses infinite features."""
+        """The data of a program by row; raises ValueError for infinite features."""
         x = np.asarray(program.observed_values[self.linked.site], np.float64)
         refuse_infinite(self.linked.site, x)
         upper = self.given.rows(
@@ -110,7 +107,7 @@ class FactorMixture:
         return upper._replace(features=x)
 
     def prior_at(self, program: Program, values: Mapping[str, Array]) -> LinearPrior:
-        """The numbers of the priors, as the model has them at these values of the latent sites."""
+        """The hyper-parameters, as the model has them at these values of the latent sites."""
         trace, linked = program.trace(values), self.linked
 
         def number(site: str, name: str, *shape: int) -> Array:
@@ -172,14 +169,14 @@ def read_factors(program: Program) -> FactorMixture:
     others = [block.site for block in given.columns] + [level.site for level in given.levels[1:]]
     require(
         given.features and not others,
-        f"site {(others or [linked.scores])[0]!r}: beside factors only they and labels may depend "
-        f"on groups. {WAY_OUT}",
+        f"site {(others or [linked.scores])[0]!r}: only factors and labels may depend on groups. "
+        f"{WAY_OUT}",
     )
     found = FactorMixture(few, linked, given)
     compared = many_rows(program, z, MOST // numbers_of_a_row(few, linked.scores))
     refusal = lambda site, missed: (
         f"site {site!r} ({compared.sites[site].family}): read as part of Normal features that are "
-        f"sums of the factors {linked.scores!r} that the group of the row shows, but the log "
+        f"sums of the factors {linked.scores!r} that the group of the row uses, but the log "
         f"probability of the model misses that by {missed:.2g} (relative), in some row or at some "
         "value. Look for a parameter that is transformed, scaled, clipped, shared or masked. "
         f"{WAY_OUT}"
@@ -247,7 +244,7 @@ def _linked(few: Program, z: str) -> Linked:
 
 
 def _behind(few: Program, name: str, family: str, shape: tuple[int, ...]) -> str | None:
-    # The only parent of a site, of this family and shape and without parents, if it has one.
+    # The parent of a site, if it has one; it must be of this family and shape, without parents.
     parents = sorted(few.parents[name])
     kinds = {
         (few.sites[each].family, few.sites[each].shape, *few.parents[each]) for each in parents

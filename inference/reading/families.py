@@ -21,9 +21,9 @@ its log joint at each value gives the odds.
 
 A second point shows whether the site is of the family, with elements that are independent given the
 rest. The step to it differs from element to element. There the fitted density and the log joint
-must have the same slope, and between the points the same rise; a hard constraint has no slope, only
-a fall. The largest relative gap is the `residual`. It is infinite where the fitted parameters are
-invalid.
+must have the same slope, and between the points the same difference: this shows a hard constraint,
+which changes no slope. The largest relative gap is the `residual`. It is infinite where the fitted
+parameters are invalid.
 
 Cost of a reading: 4 gradients of the log joint for elementwise families, K + 3 for a block of width
 K, V * C + 2 log joints for a discrete site of V values with C dependent dimensions; whatever the
@@ -71,7 +71,7 @@ class SiteDensity(NamedTuple):
 
     log_joint: Callable[[Array], Array]
     terms: Callable[[Array], Array]  # the log joint by elements of the site's plates [*plates]
-    value: Array  # of the site now
+    value: Array  # current value of the site
     plate_axes: tuple[int, ...]  # of the value
     low: Any  # bounds of the support, -inf and inf where there are none
     high: Any
@@ -86,7 +86,7 @@ class Elementwise:
     value_of: Callable[[Array], Array]  # x of t
     coordinate_of: Callable[[Array], Array]  # t of x
     statistic: Callable[[Array], Array]  # phi of t
-    # the distribution with p, q, low, high; whether they are valid
+    # (p, q, low, high) -> the distribution, and whether its parameters are valid
     make: Callable[..., tuple[dist.Distribution, Array]]
     bounded: bool = False  # the coordinate ends at low and high
     reach: float = 1.0  # the longest step in t to a second point
@@ -95,7 +95,7 @@ class Elementwise:
         """The conditional, by slope and curvature at the site's value."""
         here = self.coordinate_of(site.value)
         slope = jax.grad(lambda t: site.log_joint(self.value_of(t)))
-        alike = (jnp.ones_like(here),)  # every element moves by as much
+        alike = (jnp.ones_like(here),)  # every element moves by the same amount
         (p, bend), (phi, growth) = (
             jax.jvp(function, (here,), alike) for function in (slope, self.statistic)
         )
@@ -110,20 +110,20 @@ class Elementwise:
         return fitted, _residual(site.log_joint, fitted, self.value_of, here, there, is_valid)
 
 
-_same = lambda t: t
+_identity = lambda t: t
 NORMAL = Elementwise(
     "Normal",
-    _same,
-    _same,
-    _same,
+    _identity,
+    _identity,
+    _identity,
     lambda p, q, low, high: (dist.Normal(p / q, 1 / jnp.sqrt(q), validate_args=False), q > 0),
     reach=jnp.inf,
 )
 TRUNCATED_NORMAL = Elementwise(
     "truncated Normal",
-    _same,
-    _same,
-    _same,
+    _identity,
+    _identity,
+    _identity,
     lambda p, q, low, high: (
         TruncatedNormal(p / q, 1 / jnp.sqrt(q), low, high, validate_args=False),
         q > 0,
@@ -190,7 +190,7 @@ class BlockNormal:
             here + newton, precision_matrix=precision, validate_args=False
         )
         there = here + step(random.uniform(rng_key, here.shape, here.dtype, -2.0, 2.0))
-        residual = _residual(log_joint, normal, _same, here, there, jnp.isfinite(root))
+        residual = _residual(log_joint, normal, _identity, here, there, jnp.isfinite(root))
         if self.whole:
             return dist.TransformedDistribution(
                 normal, transforms.ReshapeTransform(shape, here.shape)
@@ -205,7 +205,7 @@ class Dirichlet:
     name: str = "Dirichlet"
 
     def read(self, site: SiteDensity, rng_key: Array) -> Conditional:
-        """The conditional, by slopes along the simplex; a curvature gives their sum."""
+        """The conditional, by slope and curvature along the simplex; the curvature gives q."""
         here = jnp.log(site.value)
         uneven, other = (
             random.uniform(key, here.shape, here.dtype, -1.0, 1.0) for key in random.split(rng_key)
@@ -250,11 +250,10 @@ class Finite:
         )
 
     def _scores(self, site: SiteDensity) -> Array:
-        """Log joint of each element at each value [*shape, num_values], up to a constant of the
-        element.
+        """Log joint of each element at each value [*shape, num_values], each up to a constant.
 
-        All rows of the site's plates take a value at the same time: they are independent or else
-        the residual shows it. The elements of its other dimensions take turns.
+        All elements of the site's plates take a value at the same time: they are independent, or
+        the residual shows that they are not. Elements of other dimensions take turns.
         """
         shape = site.value.shape
         others = tuple(1 if axis in site.plate_axes else size for axis, size in enumerate(shape))
@@ -291,8 +290,9 @@ class Finite:
 
 @dataclass(frozen=True)
 class ByColumn:
-    """A family whose elements depend on each other along the last dimension. They are drawn one
-    column after the other, all rows together.
+    """A family whose elements depend on each other along the last dimension.
+
+    They are drawn one column after the other, all rows together.
     """
 
     family: "Family"
@@ -312,10 +312,10 @@ type Family = Elementwise | BlockNormal | Dirichlet | Finite | ByColumn
 
 
 def _residual(log_joint, fitted, value_of, here: Array, there: Array, is_valid: Array) -> Array:
-    """Largest relative gap between the log joint and the fitted log density: slopes at `there`,
-    rise from `here` to `there`.
+    """Largest relative gap between the log joint and the fitted log density.
 
-    Slopes are multiplied by the step, so that neither depends on the unit of the site.
+    Slopes at `there` are compared, and differences from `here` to `there`. Slopes are multiplied by
+    the step, so that neither depends on the unit of the site.
     """
     model = jax.value_and_grad(lambda t: log_joint(value_of(t)))
     density = jax.value_and_grad(lambda t: fitted.log_prob(value_of(t)).sum())

@@ -1,20 +1,18 @@
-"""Functions that a model makes of standard normal noise, as Gaussian processes do.
+"""Functions that are affine in standard normal noise, such as Gaussian processes, and their scales.
 
-The scales that the functions depend on are read as well.
-
-Read off any model with
+The structure is read off any model with
 
     noises       latent sites [point, function], standard normal
     functions    deterministic sites [point, function], column k affine in column k of the noises
-    scales       latent sites [function, ...]; entry k bears on column k of the functions alone
+    scales       latent sites [function, ...]; entry k affects column k of the functions only
 
-Nothing else in the model may depend on noises or scales. The noises of several sites are taken as
-one, [noise, function], those of a latent history among them, and so are the functions.
+Nothing else in the model may depend on noises or scales. The noises of several sites are
+concatenated, [noise, function], those of a latent history among them, and so are the functions.
 
-Where the model makes the functions by the Cholesky factor of their covariance, up to a size of
-each, covariance and factor are taken from the model as it computes them. Elsewhere the factor is
-found from as many values of the functions as there is noise, and the covariance is one more product
-of matrices.
+Where the model computes the functions by the Cholesky factor of their covariance, times an
+amplitude of each, covariance and factor are taken from its trace. Otherwise the factor is found by
+evaluating the linear map once for each row of the noise, and the covariance is the product of the
+factor with its transpose.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +54,7 @@ class Field:
     noises: tuple[str, ...]
     functions: tuple[str, ...]
     scales: tuple[str, ...]
-    is_factorised: bool = False  # whether the model computes covariance and factor; by `proved`
+    is_factorised: bool = False  # whether covariance and factor are in the trace; by `proved`
 
     def noise(self, values: Values) -> Array:
         """All noises, [noise, function]."""
@@ -85,8 +83,9 @@ class Field:
         return Affine(level, root, jnp.einsum("kia,kja->kij", root, root))
 
     def _factorised(self, of_noise: Callable, noise: Array) -> list[Affine]:
-        """`affine` by each matrix that the model factorises and that may be the covariance; the
-        size of a function is read at its first point, where the factor has one entry alone.
+        """`affine` by each matrix that the model factorises and that may be the covariance.
+
+        The amplitude of a function is read at its first point, where the factor has one entry only.
         """
         (level, at_one), factors = _with_factors(
             jax.vmap(of_noise), jnp.stack([noise, jnp.ones_like(noise)])
@@ -107,7 +106,7 @@ class Field:
             program: the model with its data.
             values: the values of all sites.
             function: the values of the functions.
-            apart: sites with terms that are returned apart.
+            apart: sites whose terms are returned separately.
 
         Returns:
             The sum of the other terms, and the terms of `apart` summed over these sites.
@@ -187,7 +186,7 @@ class Field:
             f"column of {list(self.noises)}": gap(
                 level + jnp.einsum("kij,jk->ik", root, old_noise), function
             ),
-            f"sites {list(self.scales)}: found scales of one function that bear on another": gap(
+            f"sites {list(self.scales)}: found scales of one function that affect another": gap(
                 other[:, :-1], function[:, :-1]
             ),
             f"sites {list(own)}: found more in the model that depends on them than "
@@ -213,8 +212,9 @@ class Field:
 
 
 def _with_factors(function: Callable, *arguments: Any) -> tuple[Any, list[tuple[Array, Array]]]:
-    """What a function returns, and each matrix that `jnp.linalg.cholesky` is given, with its
-    factor, but for those within loops and compiled functions.
+    """What a function returns, and each matrix of which it takes the Cholesky factor, with this.
+
+    Those within loops and compiled functions are left out.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
     outputs = closed.jaxpr.outvars
@@ -232,7 +232,7 @@ def _with_factors(function: Callable, *arguments: Any) -> tuple[Any, list[tuple[
 
 
 def read_field(program: Program, noise: str, owned: Sequence[str]) -> Field:
-    """The field that a noise belongs to, by the structure of the sites; `Field.proved` proves it.
+    """The field of a noise, found by shapes and dependencies of sites; `Field.proved` proves it.
 
     Args:
         program: the model with its data.

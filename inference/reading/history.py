@@ -1,8 +1,6 @@
-"""A latent history: points that left no data, and the values of functions there.
+"""A latent history: the number of points that left no data, their places, and functions there.
 
-Their number and their places are latent too.
-
-Read off any model with
+The structure is read off any model with
 
     a count      one discrete latent site, 0 .. capacity
     slots        a plate of `capacity` places; those below the count are used, the others masked
@@ -14,9 +12,9 @@ Read off any model with
     events       observed sites of the slots, masked: what happened there, given the values of the
                  functions
 
-`HistorySites.prove` proves it at random values of the sites; in particular that the used slots are
-exchangeable once their noise is computed anew. Unused slots are auxiliary: they are drawn from the
-prior before they serve.
+`HistorySites.prove` proves it at random values of the sites. In particular, used slots are
+exchangeable once their noise is computed anew. Unused slots are auxiliary variables: they are drawn
+from the prior before a kernel uses them.
 """
 
 from collections.abc import Mapping
@@ -60,7 +58,7 @@ class HistorySites:
         return (self.count, *self.places, self.noise)
 
     def all_used(self, program: Program, values: Values) -> dict[str, Any]:
-        """The values with as many points as there are slots."""
+        """The values with the count at the capacity, so that all slots are used."""
         return {**values, self.count: jnp.asarray(self.capacity, program.sites[self.count].dtype)}
 
     def log_count(self, program: Program, values: Values) -> Array:
@@ -76,15 +74,14 @@ class HistorySites:
         return sum((terms[name] for name in self.places), jnp.zeros(self.capacity))
 
     def log_events(self, program: Program, values: Values, function: Array) -> Array:
-        """Log likelihood of what happened at each slot, were it used, given the values of the
-        functions.
-        """
+        """Log likelihood of the events of each slot, as if it were used, given the functions."""
         terms = program.log_probs(self.all_used(program, values), held={self.function: function})
         return sum((terms[name] for name in self.events), jnp.zeros(self.capacity))
 
     def function_of(self, program: Program, values: Values) -> tuple[Array, Array]:
-        """(level, root) of function[slot, k] = level[slot, k] + sum_j root[k, slot, j] noise[j, k],
-        over slots j up to this one.
+        """Level and root of the functions, which are affine in the noise.
+
+        function[slot, k] = level[slot, k] + sum_j root[k, slot, j] noise[j, k], j up to this slot.
         """
         shape, at_noise = (
             program.sites[self.noise].shape,
@@ -199,17 +196,17 @@ class HistorySites:
 
 
 def shuffled(rng_key: Array, count: Array, capacity: int) -> Array:
-    """An order that puts the first `count` slots into a random order, and the others as well."""
+    """A random order of the slots in which the first `count` ones stay first."""
     return jnp.argsort(random.uniform(rng_key, (capacity,)) + (jnp.arange(capacity) >= count))
 
 
 def like(flags: Bool[Array, " slot"], values: Array) -> Array:
-    """Flags of slots, in a shape that broadcasts against values [slot, ...]."""
+    """Flags of slots, reshaped to broadcast against values [slot, ...]."""
     return flags.reshape(-1, *(1,) * (values.ndim - 1))
 
 
 def read_history(program: Program) -> HistorySites:
-    """The history of a model by the structure of its sites, which `HistorySites.prove` proves."""
+    """The history of a model, found by its sites; `HistorySites.prove` proves it."""
     sites = program.sites
     counts = [
         name for name in program.latent if sites[name].is_discrete and sites[name].shape == ()

@@ -1,20 +1,20 @@
 """Prove what was read of a model: identities that must hold at random values of its sites.
 
-A structure has its identities: a function of one setting (a random key, how far values are spread,
-how large they are) that returns, for each site, the relative gap between what was read and what the
-model computes. The proof takes the worst gap of each site over all settings. Where one is too
-large, it raises StructureError with the message of the structure.
+The identities of a structure are a function of one setting: a random key, perhaps with the spread
+and the size of the values. It returns, for each site, the relative gap between what was read and
+what the model computes. The proof takes the largest gap of each site over all settings. Where one
+is too large, it raises StructureError with the message of the structure.
 
     message = lambda site, gap: f"site {site!r}: misses by {gap:.2g}."
     prove(lambda program: identities, random_settings(random.key(0)), message, program)
 
-A model may be another one at some values: `clip(score, -5, 5)`, `maximum(alpha, 0.1)`. So a
-structure asks for settings that lie further and further out: by spreads of its own, or by
-`further`, whose values have magnitudes from a thousandth to beyond what the data hold, and
-probabilities from about .0025 to .9975.
+A model may differ from the structure at some values only: `clip(score, -5, 5)`,
+`maximum(alpha, 0.1)`. So a structure asks for settings that lie further and further out: by spreads
+of its own, or by `further`, whose values have magnitudes from a thousandth to far beyond the data,
+and probabilities from about .0025 to .9975.
 
 Cost: one compilation of the identities, and one evaluation at each setting. Where they fail in
-single precision, the same in double.
+single precision, as much again in double precision.
 """
 
 import math
@@ -74,18 +74,18 @@ def prove(
         settings: arguments of that function.
         words: message of the refusal, by a site and its gap.
         *programs: programs that hold the data.
-        tolerance: the largest gap that passes.
+        tolerance: a gap must be below this.
     """
     gaps, found = worst(identities(*programs), settings)
     if _wrong(gaps, tolerance) and programs and not jax.config.read("jax_enable_x64"):
         try:
             with jax.enable_x64(True):
                 doubled = lambda program: program.with_arguments(**_in_double(program.arguments))
-                # No name for the identities: while they live, JAX takes their numbers for those of
-                # the next trace.
+                # The identities get no name. While such a function is alive, JAX would use its
+                # constants for the next trace.
                 gaps, _ = worst(identities(*map(doubled, programs)), _in_double(settings))
         except (TypeError, jax.errors.JaxRuntimeError):
-            pass  # the model has arrays of its own in single precision: what was found stands
+            pass  # the model has arrays of its own in single precision: the first gaps count
     refuse(gaps, words, tolerance)
     return found
 
@@ -103,8 +103,8 @@ def prove_numbers(
     Args:
         site: the site that the refusal names.
         numbers: a tree of arrays, as they were read.
-        numbers_at: reads them of a program at values of its sites.
-        start: returns values without bounds, of a program and a seed.
+        numbers_at: reads them off a program at values of its sites.
+        start: returns unconstrained values of the sites, given a program and a seed.
         others: the program with other rows.
         words: message of the refusal, by a site and its gap.
     """
@@ -117,11 +117,11 @@ def prove_numbers(
 
 
 def worst(identities: Callable, settings: Sequence[tuple]) -> tuple[dict[str, Any], list[Any]]:
-    """The worst gap of each site over the settings, and what else the identities return.
+    """The largest gap of each site over the settings, and what else the identities return.
 
     Args:
-        identities: a function of one setting that returns gaps by site; or a pair of them and what
-            else it has found.
+        identities: a function of one setting that returns gaps by site; or a pair, of these gaps
+            and of what else it has found.
         settings: its arguments.
 
     Returns:
@@ -190,16 +190,16 @@ def gap_of_numbers(found: Any, wanted: Any, least: float = 1.0) -> Array:
 
 
 def gap_of_sums(found: Float[Array, " row"], wanted: Array, size: Any) -> Float[Array, ""]:
-    """The largest relative difference of sums that were rounded.
+    """The largest relative difference of two sums, with an allowance for their rounding.
 
     Args:
         found: the sums that were read, [row].
         wanted: those of the model, [row]; or one number, the sum over all rows.
-        size: how large the terms are that each is a sum of.
+        size: the sum of the absolute values of the terms of each sum.
     """
     if wanted.size != found.size:
         found, wanted, size = jnp.sum(found), jnp.sum(wanted), jnp.sum(size)
-    # a hundred machine epsilons of the terms, which may be much larger than their sum
+    # A hundred machine epsilons of the terms pass: they may be much larger than their sum.
     rounding = 100.0 * float(jnp.finfo(found.dtype).eps) / TOLERANCE[found.dtype.name]
     wanted = jnp.ravel(wanted)
     return gap(jnp.ravel(found), wanted, 1 + jnp.abs(wanted) + rounding * jnp.ravel(size))
@@ -214,7 +214,7 @@ def root_epsilon() -> float:
 
 
 def random_settings(rng_key: Array, *others: Sequence[Any], num: int = 3) -> list[tuple]:
-    """Settings that begin with a key of their own.
+    """Settings, each of which begins with a key of its own.
 
     Args:
         rng_key: a JAX key.
@@ -226,18 +226,18 @@ def random_settings(rng_key: Array, *others: Sequence[Any], num: int = 3) -> lis
 
 
 class Magnitude(NamedTuple):
-    """How far values lie out."""
+    """Factors that move values away from the middle of their supports."""
 
-    size: Any  # factor of values without bounds
-    spread: Any  # factor of other values in unconstrained space, towards their bounds
+    size: Any  # of real, positive and positive definite values
+    spread: Any  # of other values in unconstrained space, towards their bounds
 
 
 def further(start: Callable[[int], Any], *data: np.ndarray) -> list[tuple]:
-    """Settings of three parts: the first start, a start of its own, and the magnitude of this.
+    """Settings of three parts: a first start in common, another start, and its magnitude.
 
     Args:
-        start: values in unconstrained space, by a seed.
-        *data: the largest magnitude is far beyond them, but its fourth power is a number.
+        start: a function of a seed that returns values in unconstrained space.
+        *data: the largest size is far beyond them, as long as its fourth power does not overflow.
     """
     largest = max((np.abs(part[np.isfinite(part)]).max(initial=1.0) for part in data), default=1.0)
     most = float(jnp.finfo(jnp.result_type(float)).max) ** 0.2
@@ -255,14 +255,14 @@ def at_magnitude(
     Args:
         program: the model with its data.
         unconstrained: values in unconstrained space.
-        magnitude: how far out.
+        magnitude: the factors.
     """
     scalable = (constraints.real, constraints.positive, constraints.positive_definite)
     sites = {name: program.sites[name] for name in unconstrained}
     is_free = lambda name: entry_support(sites[name].support) in scalable
     latent = [name for name in sites if not sites[name].is_discrete]
     stretched = {
-        name: _some_times(unconstrained[name], magnitude.spread)
+        name: _some_stretched(unconstrained[name], magnitude.spread)
         for name in latent
         if not is_free(name)
     }
@@ -275,10 +275,10 @@ def at_magnitude(
     return values | scaled
 
 
-def _some_times(value: Array, factor: Array) -> Array:
-    """Some eight entries along the last axis times a factor.
+def _some_stretched(value: Array, factor: Array) -> Array:
+    """The value with about eight entries along the last axis multiplied by a factor.
 
-    Weights of many sticks that are all near a bound would be too small for a number.
+    If many sticks were near a bound, stick-breaking weights would underflow.
     """
     if not value.ndim:
         return value * factor.astype(value.dtype)

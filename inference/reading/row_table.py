@@ -1,9 +1,9 @@
 """Minibatches of rows and classes, for models whose log joint is a sum over both.
 
-Read off the trace: the observed sites with their plates; the site that each row has of its own
-(`local`), which is the noise of the chosen class; the sites outside of those plates. Of some of
-these the model indexes a few rows (`by_row`), of others it uses all (`whole`). The mathematics
-stays in the model: it is run with other indices of its plates and with proxies for its sites.
+Read off the trace: the observed sites with their plates; the latent site with one value for each
+row (`local`), the noise of the class that was chosen; and the sites outside of those plates, of
+which the model requests some rows (`by_row`) or uses all (`whole`). The mathematics stays in the
+model: it is run with other indices of its plates and with proxies for its sites.
 
 The model indexes a site with a row for each class as `weights[classes]`. In place of the site it
 gets a `RowProxy`, which notes the indices: a request. Then the requested rows alone are gathered,
@@ -13,8 +13,8 @@ differentiated and moved, so that a step costs as much as it touches:
     rows = requests[site].gather(whole)          # [request, ...]
     run({site: requests[site].answers(rows)})    # the model on those rows, differentiable in them
 
-A row that is requested twice is one row: `slot` is the same for both, and `merged` adds up what
-belongs together.
+A row that is requested twice is one row: both requests have the same `slot`, and `merged` adds up
+the parts of such requests, for instance gradients.
 """
 
 import warnings
@@ -48,7 +48,7 @@ __all__ = [
 
 
 class UsedWholeError(StructureError):
-    """A model uses all of a site where it was to request rows."""
+    """A model uses a whole site of which it should only request rows."""
 
     def __init__(self, site: str):
         super().__init__(
@@ -59,7 +59,7 @@ class UsedWholeError(StructureError):
 
 
 class RowProxy:
-    """Stands in for a site in a run of the model: it knows its shape and gives rows, nothing else.
+    """Stands in for the value of a site; it has a shape and gives rows, nothing else.
 
     Args:
         site: the site.
@@ -98,7 +98,7 @@ class RowProxy:
     __matmul__ = __rmatmul__ = __pow__ = __rpow__ = _refuse
 
     def __getattr__(self, name: str) -> Any:
-        # by which it would be taken for an array
+        # JAX and NumPy take an object with these two for an array
         if name.startswith("_") and name not in ("__jax_array__", "__array__"):
             raise AttributeError(name)
         raise UsedWholeError(self.site)
@@ -108,7 +108,7 @@ class RowRequests(NamedTuple):
     """The rows of one site that a run requests, one after the other."""
 
     site: Site
-    ids: Array  # [request] of rows, counted over all the leading axes that were indexed
+    ids: Array  # [request] row numbers; all leading axes that were indexed are counted as one
     slot: Array  # [request], the same for requests of the same row, below the number of requests
     shapes: tuple[tuple[int, ...], ...]  # of each answer, without the axes of a row
     row_shape: tuple[int, ...]
@@ -118,7 +118,7 @@ class RowRequests(NamedTuple):
         return whole.at[self.ids].get(mode="clip")
 
     def scatter(self, whole: Array, rows: Array) -> Array:
-        """`whole` with its requested rows replaced; rows of the same slot must be equal."""
+        """`whole` with these rows put in; rows of the same slot must be equal."""
         return whole.at[self.ids].set(rows, mode="drop")
 
     def merged(self, parts: Array) -> Array:
@@ -126,7 +126,7 @@ class RowRequests(NamedTuple):
         return self.spread(jax.ops.segment_sum(parts, self.slot, len(self.ids)))
 
     def spread(self, by_slot: Array) -> Array:
-        """For each request, the element of its slot."""
+        """For each request the value of its slot, from values by slot."""
         return by_slot[self.slot]
 
     @property
@@ -135,9 +135,9 @@ class RowRequests(NamedTuple):
         return self.merged(jnp.ones(len(self.ids)))
 
     def answers(self, rows: Array) -> RowProxy:
-        """A proxy that answers each request in turn with its part of these rows.
+        """A proxy that answers with these rows, in the order of the requests.
 
-        After the last request it begins again, so that the model can be run again.
+        After the last one it begins again, for a further run.
         """
         ends = np.cumsum([prod(shape) for shape in self.shapes])
         pieces = zip(jnp.split(rows, ends[:-1].tolist()), self.shapes, strict=True)
@@ -148,13 +148,13 @@ class RowRequests(NamedTuple):
 def note_requests(
     run: Callable[[dict[str, RowProxy]], Any], sites: Mapping[str, Site]
 ) -> dict[str, RowRequests]:
-    """Runs the model on proxies that answer with zeros; returns the rows that it requested.
+    """The requests of a run; its proxies answer with zeros.
 
     Sites that are requested by the very same indices share `ids` and `slot`.
 
     Args:
         run: a function of the proxies.
-        sites: to stand in for; those without a request are left out of the result.
+        sites: the sites that proxies replace; those without a request are left out of the result.
     """
     noted: dict[str, list[tuple[Any, ...]]] = {name: [] for name in sites}
     shape_of = lambda parts: jnp.broadcast_shapes(*map(jnp.shape, parts))
@@ -199,7 +199,7 @@ def _lead(site: Site, requests: list[tuple[Any, ...]]) -> tuple[int, ...]:
 
 
 def _row_ids(parts: tuple[Any, ...], shape: tuple[int, ...], lead: tuple[int, ...]) -> Array:
-    """Indices along the leading axes as one flat index; negative ones count from the end."""
+    """Indices along the leading axes as one row number; negative ones count from the end."""
     total = jnp.zeros(shape, jnp.int32)
     for part, size in zip(parts, lead, strict=True):
         place = jnp.broadcast_to(jnp.asarray(part).astype(jnp.int32), shape)
@@ -222,27 +222,27 @@ type Index = dict[str, Array]  # {plate: the indices of a run}
 
 
 class ReducedModel(NamedTuple):
-    """Which sites and plates of a model play which part in its sum over rows and classes."""
+    """Which sites of a model are by row, local or whole, and its plates of rows and classes."""
 
-    local: str | None  # the site that each row has of its own
+    local: str | None  # the latent site with one value for each row
     rows: str  # plate
-    classes: str | None  # plate of what each row is a sum over
+    classes: str | None  # plate of the classes: each row's term is a sum over them
     observed: tuple[str, ...]  # and factors
-    by_row: dict[str, Site]
-    row_shapes: dict[str, tuple[int, ...]]  # of one row of each of them
-    # those that are requested by the same indices
+    by_row: dict[str, Site]  # of which the model requests rows
+    row_shapes: dict[str, tuple[int, ...]]  # the shape of one row of each of `by_row`
+    # sites of `by_row` that are requested by the same indices
     together: tuple[tuple[str, ...], ...]
     whole: dict[str, Site]
-    sizes: dict[str, tuple[int, int]]  # of each of the two plates: the whole, and a run's
+    sizes: dict[str, tuple[int, int]]  # of each of the two plates: whole, and in one run
 
     def draw_index(self, rng_key: Array, own_negatives: bool) -> Index:
-        """Draws the rows and classes of a minibatch, one from each stratum of equal size.
+        """Random rows and classes by stratified sampling, one from each stratum of equal size.
 
-        Each has the same probability, and hardly one is drawn twice.
+        Each is drawn with the same probability, and hardly any one twice.
 
         Args:
             rng_key: a key.
-            own_negatives: whether classes are drawn for each row.
+            own_negatives: whether each row gets classes of its own.
         """
         num_rows = self.sizes[self.rows][1]
         shapes = {self.rows: (num_rows,)}
@@ -250,7 +250,7 @@ class ReducedModel(NamedTuple):
             num_classes = self.sizes[self.classes][1]
             shapes[self.classes] = (num_classes, num_rows) if own_negatives else (num_classes,)
         ends = np.cumsum([prod(shape) for shape in shapes.values()])
-        # one call, as each costs some operations
+        # one call of the generator, since each call costs some operations
         parts = jnp.split(random.uniform(rng_key, (int(ends[-1]),)), ends[:-1].tolist())
         return {
             name: _one_of_each_stratum(u.reshape(shape), self.sizes[name][0])
@@ -263,14 +263,14 @@ class ReducedModel(NamedTuple):
             handlers.seed(program.model, random.key(0)), data={**values, **index}
         )
         with warnings.catch_warnings():
-            # a whole plate, or a chunk of it
+            # NumPyro warns of indices for a whole plate, or for a chunk of it
             warnings.filterwarnings("ignore", "subsample_size does not match")
             return handlers.trace(model).get_trace(*program.args, **program.kwargs)
 
     def requests(
         self, program: Program, index: Index, values: Mapping[str, Any]
     ) -> dict[str, RowRequests]:
-        """The rows of the sites in `by_row` that a run requests."""
+        """The rows that the model requests of each site in `by_row`, at these indices."""
         fixed = {name: values[name] for name in self.whole} | self._any_local(index)
         return note_requests(lambda rows: self.run(program, index, {**fixed, **rows}), self.by_row)
 
@@ -282,8 +282,8 @@ class ReducedModel(NamedTuple):
     ) -> Callable[[Array | None], tuple[Array, Array]]:
         """A function of the local site [row] that returns the log joint of each row, and its terms.
 
-        The log joint is without the priors of the other sites. The terms [any, row] are those of
-        the observed sites, before subsampling scales them up.
+        The log joint is without the priors of the other sites. The terms, [any, row], are those of
+        the observed sites before they are scaled up.
         """
 
         def log_joint(local: Array | None) -> tuple[Array, Array]:
@@ -307,7 +307,7 @@ class ReducedModel(NamedTuple):
     ) -> tuple[dict[str, dist.Distribution], Array]:
         """The prior of one row of each site in `by_row`, and the log prior of those in `whole`."""
         trace = self.run(program, index, {**values, **self._any_local(index)})
-        by_row = {name: _row_prior(trace[name]["fn"], site) for name, site in self.by_row.items()}
+        by_row = {name: _of_one_row(trace[name]["fn"], site) for name, site in self.by_row.items()}
         whole = (jnp.sum(_log_prob(trace[name])) for name in self.whole)
         return by_row, sum(whole, start=jnp.zeros(()))
 
@@ -324,9 +324,9 @@ class ReducedModel(NamedTuple):
         return noise
 
     def zeros(self, program: Program, index: Index, fill: float = 0.0) -> dict[str, Any]:
-        """Constant values of all sites, at which the model can be run at these indices.
+        """Values of all sites at which the model can be run at these indices.
 
-        No array with a row for every class is made.
+        No array among them has as many rows as there are classes.
         """
         values: dict[str, Any] = {
             name: self.constrained(name, jnp.full(site.shape, fill))
@@ -345,14 +345,14 @@ class ReducedModel(NamedTuple):
         return values | rows | self._any_local(index)
 
     def constrained(self, name: str, value: Array) -> Array:
-        """The value in the support of a site of `whole`, from one in unconstrained space."""
+        """The constrained value of a site of `whole`, from an unconstrained one."""
         return biject_to(self.whole[name].support)(value)
 
 
 def _one_of_each_stratum(u: Array, size: int) -> Array:
-    """A random index below `size` from each stratum [stratum, ...], by uniform numbers.
+    """A number from 0 to size - 1 for each stratum, [stratum, ...], from uniform numbers.
 
-    The ends of strata are computed exactly; a draw lies anywhere in between.
+    The ends of the strata are exact in float64; a draw lies anywhere between them.
     """
     num = len(u)
     ends = (np.arange(num, dtype=np.float64) * size / num).reshape(num, *(1,) * (u.ndim - 1))
@@ -369,8 +369,8 @@ def _log_prob(site: dict[str, Any]) -> Array:
         ) from error
 
 
-def _row_prior(prior: dist.Distribution, site: Site) -> dist.Distribution:
-    """The prior of one row of a site, without the axes by which a plate has expanded it."""
+def _of_one_row(prior: dist.Distribution, site: Site) -> dist.Distribution:
+    """The distribution of one row: without the axes by which a plate expanded it."""
     if isinstance(prior, dist.MaskedDistribution):
         raise StructureError(
             f"site {site.name!r}: its prior is masked, so that rows differ; wanted the same prior "
@@ -451,16 +451,14 @@ def _plate_of(site: Site) -> str:
 
 
 def _with_globals(program: Program, found: ReducedModel) -> ReducedModel:
-    """Puts each of the other sites into `by_row`, or into `whole` where the model uses all of it.
+    """Puts all other sites into `by_row`, or into `whole` where the model uses the whole site.
 
-    A site that is used as a whole must not lie in a plate.
+    A site that is used as a whole must not be in a plate.
     """
     sites = {name: program.sites[name] for name in program.latent if name != found.local}
     for name, site in sites.items():
         if site.is_discrete:
-            raise StructureError(
-                f"site {name!r}: {site.family} is discrete, and moves along no gradient."
-            )
+            raise StructureError(f"site {name!r}: {site.family} is discrete, and has no gradient.")
     whole = {name: site for name, site in sites.items() if not site.shape}
     while True:
         by_row = {name: site for name, site in sites.items() if name not in whole}
@@ -486,9 +484,10 @@ def _with_globals(program: Program, found: ReducedModel) -> ReducedModel:
 def _requested_rows(
     model: ReducedModel, program: Program
 ) -> tuple[dict[str, tuple[int, ...]], tuple[tuple[str, ...], ...]]:
-    """Shapes of one row of each site, and which sites are requested together.
+    """Shapes of one row of each site, and which are requested together.
 
-    An abstract run with proxies finds them; it raises for whatever does not work.
+    They are found by an abstract run with proxies, which raises the errors of models that cannot be
+    run so.
     """
     index = {name: jnp.arange(size[1]) for name, size in model.sizes.items()}
     shapes: dict[str, tuple[int, ...]] = {}

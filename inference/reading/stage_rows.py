@@ -1,9 +1,9 @@
 """The rows of a model, dealt out to the stages of a kernel that learns a stage at a time.
 
-A stage knows its rows by their places in the data of the program. All observed sites are in one
-plate, the rows. The arguments with an entry for each row are cut to those of a stage, and the size
-of the plate must follow from them. It is proved that the likelihood of a row does not depend on the
-rows beside it, which may belong to other stages.
+A stage has the indices of its rows in the data of the program. All observed sites are in one plate,
+the rows. The arguments with an entry for each row are cut to the rows of a stage, and the size of
+the plate must follow from them. It is proved that the likelihood of a row does not depend on the
+other rows, which may belong to other stages.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def row_terms(split: Split, row_axis: int, z: Array, program: Program) -> tuple[
 
     Args:
         split: prior and likelihood of the model.
-        row_axis: of the rows, among the batch dimensions.
+        row_axis: axis of the rows among the batch dimensions.
         z: a vector [size].
         program: the model with some rows.
     """
@@ -67,11 +67,11 @@ class StageRows:
 
     program: Program  # with the rows of the run, to which more rows are compared
     names: tuple[str, ...]  # of the arguments that have an entry for each row
-    axis: int  # of the rows, among batch dimensions
+    axis: int  # axis of the rows among the batch dimensions
 
     @classmethod
     def of(cls, program: Program, num_stages: int) -> "StageRows":
-        """The rows of a program; fewer of them than stages are refused."""
+        """The rows of a program; raises ValueError if they are fewer than the stages."""
         if program.factors:
             raise StructureError(
                 f"site {program.factors[0]!r}: a factor is none of the rows that are dealt out to "
@@ -88,8 +88,8 @@ class StageRows:
     def prove(self, most_rows: int = 64) -> None:
         """Raises StructureError unless rows are independent given the latent sites.
 
-        At draws from the prior, some rows alone, in another order, must have the terms that they
-        have among all rows.
+        At draws from the prior, the terms of some rows alone, in another order, must be those that
+        they have among all rows.
         """
         program, num_rows = self.program, len(self.program.arguments[self.names[0]])
         count = min(most_rows, num_rows - num_rows // 2)
@@ -108,9 +108,9 @@ class StageRows:
             return {f"sites {list(program.observed)}": missed}
 
         refusal = lambda sites, _: (
-            f"{sites}: the log probability of a row, or of the latent sites, is another one where "
-            "other rows are beside it; wanted rows that are independent given the latent sites. "
-            "Compute what all rows have in common before, and give it to the model as an argument."
+            f"{sites}: the log probability of a row, or of the latent sites, changes with the "
+            "other rows; wanted rows that are independent given the latent sites. Compute what "
+            "depends on all rows beforehand, and give it to the model as an argument."
         )
         prove(lambda: gaps, random_settings(random.key(2), num=NUM_PROOFS), refusal, tolerance=1e-4)
 
@@ -126,7 +126,7 @@ class StageRows:
         return StageData(padded, jnp.asarray(count, jnp.int32))
 
     def dealt(self, rng_key: Array, num_stages: int, data: StageData) -> tuple[Array, Array]:
-        """Random places for each stage: of the first, [row], and of later ones, [stage, row].
+        """Random row indices for each stage: of the first, [row], and of later ones, [stage, row].
 
         The first stage takes the remainder.
         """
@@ -136,12 +136,15 @@ class StageRows:
         return order[:first], order[first:].reshape(num_stages - 1, each)
 
     def cut(self, data: StageData, rows: Int[Array, " row"]) -> dict[str, Array]:
-        """The arguments by row, for some rows; by NumPy, so that nothing is compiled."""
+        """The arguments by row, cut to some rows by NumPy, so that nothing is compiled."""
         index = np.asarray(rows)
         return {name: jnp.asarray(np.asarray(each)[index]) for name, each in data.columns.items()}
 
     def check_alike(self, program: Program, asked: str = "update") -> None:
-        """Refuses all but more rows of the same model, in words that begin with `asked`."""
+        """Raises ValueError unless a program is the same model on other rows.
+
+        The message begins with `asked`.
+        """
         mine, found = self.program.arguments, program.arguments
 
         def is_alike(name: str) -> bool:
@@ -154,7 +157,7 @@ class StageRows:
         if differ := [name for name in sorted({*mine, *found}) if not is_alike(name)]:
             raise ValueError(
                 f"{asked}: more rows of the same model are wanted, but argument {differ[0]!r} is "
-                "another one."
+                "not the same."
             )
         sizes = {name: len(found[name]) for name in sorted(self.names)}
         if empty := [name for name, size in sizes.items() if not size]:
@@ -169,22 +172,22 @@ class StageRows:
         # the model may differ by a function among the arguments
         if model_hash(self.program.with_arguments(**comparable)) != model_hash(program):
             raise ValueError(
-                f"{asked}: more rows of the same model are wanted, and this is another one."
+                f"{asked}: more rows of the same model are wanted, but the model is not the same."
             )
         program.check()
 
 
 def taken(state: Any, count: int) -> tuple[Any, Array]:
-    """The state without the next `count` stages, or all that are left, and the rows of these."""
+    """Takes the next `count` stages, or all that are left: the state without them, their rows."""
     number, first = min(count, int(state.num_left)), len(state.later) - int(state.num_left)
     rows = state.later[first : first + number].reshape(-1)
     return state._replace(num_left=state.num_left - number), rows
 
 
 def check_at_end(is_over: Any) -> None:
-    """Refuses to begin a stage of a replicate that is not at the end of one.
+    """Raises ValueError unless a replicate is at the end of a stage, so that the next may begin.
 
-    Another replicate that is stacked with it may be at its end.
+    It may not be, where another replicate that is stacked with it is at its end.
     """
     if not is_over:
         raise ValueError(
@@ -193,7 +196,7 @@ def check_at_end(is_over: Any) -> None:
 
 
 def check_finished(state: Any, is_finished: Array) -> None:
-    """Refuses an update before the end, whose stages to come have rows of the program before."""
+    """Raises ValueError for an update while stages are left, with rows of the earlier data."""
     if not is_finished:
         raise ValueError(
             f"update: the run stands in stage {int(state.stage) + 1} of "
@@ -223,20 +226,20 @@ def _follows(program: Program, plate: str) -> bool:
         recounted = _recounted(program, plate)
     except StructureError:
         return False  # `_by_row` raises it again where it holds for all plates
-    return recounted.plates[plate].size == _another(program.plates[plate].size)
+    return recounted.plates[plate].size == _other_size(program.plates[plate].size)
 
 
 def _recounted(program: Program, plate: str) -> Program:
-    """The program with another number of entries of a plate."""
+    """The program with another number of entries, to see which sizes follow from it."""
     size = program.plates[plate].size
     by_row = program.by_row(size, lists=True)
-    cut = program.on_rows(np.arange(_another(size)) % size, by_row)
+    cut = program.on_rows(np.arange(_other_size(size)) % size, by_row)
     try:
         cut.plates  # noqa: B018 (the model is run)
     except (TypeError, ValueError, IndexError) as error:
         raise StructureError(
             f"arguments {sorted(by_row)}: each has {size} entries, as many as there are rows, and "
-            f"with {_another(size)} the model raises: {error} Where one of them is no column of "
+            f"with {_other_size(size)} the model raises: {error} Where one of them is no column of "
             "the rows, give it another shape, or bind it by partial."
         ) from error
     return cut
@@ -245,13 +248,13 @@ def _recounted(program: Program, plate: str) -> Program:
 def _by_row(program: Program) -> dict[str, Any]:
     """The arguments that have an entry for each row.
 
-    Refused are numbers of rows that do not follow from them, and latent sites with a part for each
-    row.
+    Raises StructureError where the number of rows does not follow from them, and for latent sites
+    with a part for each row.
     """
     plate = row_dim(program)
     num_rows = program.plates[plate].size
     by_row, cut = program.by_row(num_rows, lists=True), _recounted(program, plate)
-    if not by_row or cut.plates[plate].size != _another(num_rows):
+    if not by_row or cut.plates[plate].size != _other_size(num_rows):
         raise StructureError(
             f"plate {plate!r}: its size does not follow from the arguments {sorted(by_row)}; "
             "wanted the number of rows taken from them."
@@ -260,8 +263,8 @@ def _by_row(program: Program) -> dict[str, Any]:
         if cut.sites[name].shape != program.sites[name].shape:
             raise StructureError(
                 f"site {name!r}: its shape is {program.sites[name].shape} with {num_rows} rows, "
-                f"{cut.sites[name].shape} with {_another(num_rows)}; wanted latent sites that all "
-                "rows have in common. Integrate it out of the model."
+                f"{cut.sites[name].shape} with {_other_size(num_rows)}; wanted latent sites that "
+                "all rows have in common. Integrate it out of the model."
             )
     return by_row
 
@@ -280,12 +283,12 @@ def _has_content(mine: Any, found: Any) -> bool:
 
 
 def _of_row(values: Any) -> tuple[Any, ...] | None:
-    """The shape of a row, and whether it is boolean: as numbers it would be another column."""
+    """The shape of a row, and whether it is boolean; None for an argument without entries."""
     if num_entries(values) is None:
         return None
     values = values if isinstance(values, Array) else np.asarray(values)
     return values.shape[1:], values.dtype == bool
 
 
-def _another(size: int) -> int:
+def _other_size(size: int) -> int:
     return 2 if size == 1 else size - size // 2

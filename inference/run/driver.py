@@ -1,8 +1,8 @@
 """One driver for every kernel: NumPyro's chains and SVI as they are, and every `Algorithm`.
 
-It scans in compiled chunks and does everything else between them: the progress bar, the checkpoint,
-stop rules, Ctrl-C. Cost over the bare compiled loop: a few milliseconds on the host each quarter of
-a second.
+It runs compiled chunks of steps. Between two chunks it moves the progress bar, writes the
+checkpoint, asks stop rules and handles Ctrl-C. Cost over the bare compiled loop: a few milliseconds
+on the host for each chunk, which takes a quarter of a second.
 """
 
 from collections.abc import Callable, Generator
@@ -45,14 +45,15 @@ class Driver:
             (a device a chain), or a transformation such as `jax.vmap`.
         jit_model_args: for a chain, whether arrays among the model's arguments are arguments of the
             compiled loop, not constants in it: runs on other data of the same shapes are then
-            compiled once. Not for a model that looks at its data, such as where they are missing.
+            compiled once. Not for a model that needs values of its data while it is traced, such as
+            which entries are missing.
         progress_bar: shows a bar on a terminal; quiet in CI and in pipes.
         checkpoint: a folder. Draws go to it as they come, and a run of the same model, data and
             settings that it holds is resumed, bit for bit. None keeps everything in memory.
         save_every: seconds between two commits to the checkpoint.
         stop: a predicate over the tree so far, such as `converged()` or `settled()`.
-        max_time: seconds after which the run ends with what it has. Its start does not count, and
-            compilation is not cut short.
+        max_time: seconds after which the run ends with what it has. Initialisation does not count,
+            and compilation is not cut short.
         extra_fields: fields of the kernel's state to record as well, dots for parts:
             "adapt_state.step_size".
         groups: groups that cost another pass through the model: "log_likelihood", "log_prior",
@@ -163,9 +164,9 @@ class Driver:
         """Goes on with more data, for an algorithm that learns from its rows bit by bit.
 
         With `ParticleFilter` the whole equals one run over all rows, bit for bit; with `Staged` and
-        `DataTempering` an update is one more stage. `tree` shows it, so that a stream of single
-        rows does not pay for a tree each. A checkpoint keeps the run as it was before: updates are
-        in memory alone.
+        `DataTempering` an update is one more stage. It returns nothing, so that a stream of single
+        rows does not pay for a tree at each row: call `tree` for the results. Updates are kept in
+        memory only; a checkpoint keeps the run as it was before them.
 
         Args:
             args, kwargs: the model's arguments with the new rows, which are not copied.
@@ -177,7 +178,7 @@ class Driver:
             self._go(run, self._target(), self.stop)
 
     def tree(self) -> xr.DataTree:
-        """What the last run, with its updates, has found; in the precision of the run."""
+        """The tree of the last run and its updates, computed in the precision of the run."""
         with self._turn("tree") as run, jax.enable_x64(run.x64):
             return run.tree()
 
@@ -185,7 +186,7 @@ class Driver:
         """Raises ValueError if `jax_enable_x64` is not that of the last run.
 
         Args:
-            asked: what goes on, for the message.
+            asked: name of the method that was called, for the message.
         """
         if bool(jax.config.jax_enable_x64) != (found := self._finished_run(asked).x64):
             raise ValueError(
@@ -202,7 +203,7 @@ class Driver:
 
     @property
     def reading(self) -> Any:
-        """What the kernel has read of the model in the last run or update."""
+        """The structure that the kernel has read off the model in the last run or update."""
         return self._finished_run("reading").stepper.reading
 
     @property
@@ -217,7 +218,7 @@ class Driver:
 
     @contextmanager
     def _turn(self, asked: str) -> Generator[Run]:
-        """The last run, while no other thread runs a model and the kernel has its reading."""
+        """Yields the last run: no other thread runs a model, and the kernel has its reading."""
         run = self._finished_run(asked)
         with TURN:
             run.stepper.bind()
@@ -290,7 +291,7 @@ class Driver:
             (
                 not is_chain and self.jit_model_args,
                 ValueError,
-                f"jit_model_args: {name} is no chain and sees to its data itself; leave it out.",
+                f"jit_model_args: {name} is no chain; only chains have it. Leave it out.",
             ),
             (
                 unknown,
@@ -318,8 +319,8 @@ class Driver:
             (
                 is_parallel and isinstance(kernel, Algorithm) and asks_host,
                 ValueError,
-                f"chain_method: replicates of {name} go to the host together; use 'sequential' or "
-                "'vectorized'.",
+                f"chain_method: {name} changes all replicates together on the host, which "
+                "'parallel' cannot do; use 'sequential' or 'vectorized'.",
             ),
         ):
             if is_wrong:

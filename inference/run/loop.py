@@ -1,13 +1,13 @@
 """The compiled loop over steps of a kernel, and the two families of kernels that it steps.
 
 `Chain` has a NumPyro kernel, `Replicate` an algorithm that is no chain. Both work on the state of
-*one* chain or replicate. `start` runs eagerly, once a chain, so that a kernel which binds things at
-`init` binds values and no tracers; `step`, `record`, `finished` and `needs_host` are compiled.
+*one* chain or replicate. `start` runs eagerly, once a chain, so that what a kernel stores in itself
+at `init` are values, not tracers; `step`, `record`, `finished` and `needs_host` are compiled.
 
 A call of `Loop.chunk` takes some records, each after some steps of the kernel, into preallocated
-buffers [record, chain, ...]. Both numbers are arguments of the compiled code. So warm-up, thinning
-and chunks of any length share one compilation, and the numbers that come out do not depend on how a
-run is cut into chunks. Between two calls the host acts.
+buffers [record, chain, ...]. How many records, and how many steps, are arguments of the compiled
+code. So warm-up, thinning and chunks of any length share one compilation, and the records do not
+depend on how a run is cut into chunks. Between two calls `Session` works on the host.
 """
 
 from collections import Counter
@@ -56,7 +56,7 @@ def unstacked(states: Any) -> list[Any]:
 
 
 class Chain:
-    """A NumPyro kernel: the key lives in its state, a record is a draw.
+    """The steps of a NumPyro kernel: the key is in its state, and a record is a draw.
 
     Args:
         kernel: the kernel.
@@ -109,20 +109,16 @@ class Chain:
 
     @property
     def reading(self) -> Any:
-        """What the kernel has read; of a kernel of blocks that of the first block that reads."""
+        """The kernel's reading; for a kernel of blocks, that of the first block that has one."""
         return self._readings[0][1] if self._readings else None
 
     def bind(self) -> None:
-        """Gives the kernel back what `start` has read, where another run of the same kernel has
-        read other data since.
-        """
+        """Restores the reading of `start`, which another run of the kernel may have replaced."""
         for part, reading in self._readings:
             part.reading = reading
 
     def _first(self, rng_key: Array, init_params: Any) -> Any:
-        """The kernel's first state; with `jit_model_args` by one program, not operation by
-        operation.
-        """
+        """The kernel's first state; `jit_model_args` computes it by one compiled program."""
         init = lambda key, params: self.kernel.init(
             key, self.num_warmup, params, model_args=self.args, model_kwargs=self.kwargs
         )
@@ -142,7 +138,7 @@ class Chain:
         return self.kernel.sample(state, *self._arguments(state, data), **own_data)
 
     def record(self, state: Any, data: Any) -> Record:
-        """What a step leaves in the tree. Compiled."""
+        """What the tree records of a step. Compiled."""
         position = getattr(state, self.kernel.sample_field)
         values = self.kernel.postprocess_fn(*self._arguments(state, data))(position)
         stats = {name: field_at(path, state) for name, path in self.fields.items()}
@@ -151,18 +147,18 @@ class Chain:
         return {"posterior": _named(values), "sample_stats": stats}
 
     def finished(self, state: Any) -> Array:
-        """Whether nothing is left to do. Compiled."""
+        """Always False: a chain ends by its budget, or by a stop rule. Compiled."""
         return jnp.zeros((), bool)
 
     def needs_host(self, state: Any) -> Array:
-        """Whether the kernel, or one of its blocks, needs more room; NumPyro's kernels never do."""
+        """Whether the kernel, or one of its blocks, needs larger arrays; NumPyro's never do."""
         growing = self._growing(state)
         return jnp.any(
             jnp.array([False, *(kernel.needs_host(part) for _, kernel, part in growing)])
         )
 
     def on_host(self, states: Sequence[Any]) -> Sequence[Any]:
-        """The states of all chains of a lane, with more room."""
+        """The states of all chains of a lane, with larger arrays."""
         for place, kernel, _ in self._growing(states[0]):
             if place is None:
                 return kernel.on_host(states)
@@ -181,7 +177,7 @@ class Chain:
         return states
 
     def _arguments(self, state: Any, data: Any) -> tuple[tuple, dict[str, Any]]:
-        """The model's arguments, with arrays that the loop was given, and the room of the state."""
+        """The model's arguments, with the arrays of the loop and the capacity of the state."""
         args, kwargs = self.args, self.kwargs
         if data is not None and data[1]:
             leaves, form = jax.tree.flatten((args, kwargs))
@@ -190,9 +186,9 @@ class Chain:
         return args, kwargs | self.room(state)
 
     def room(self, state: Any, draw: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Arguments of the model that say how much room there is: in the state, or in a draw.
+        """The arguments of the model that set its capacity, as a state has it, or a draw.
 
-        Zeros at the end of a draw are room as well.
+        The capacity of a draw includes zeros that pad it at the end.
         """
         return {
             name: value
@@ -210,7 +206,7 @@ class Chain:
         return [part for part in parts if hasattr(part[1], "on_host")]
 
     def status(self, state: Any) -> str:
-        """A few words for the bar."""
+        """A short text for the progress bar."""
         return "makes room" if self.needs_host(state) else self.kernel.get_diagnostics_str(state)
 
 
@@ -225,7 +221,7 @@ class Step(NamedTuple):
 
 
 class Replicate:
-    """An algorithm that is no chain: a record is what one step reports."""
+    """The steps of an algorithm that is no chain: a record is the `Info` of one step."""
 
     warms_up = False
     record_dim = "step"
@@ -237,7 +233,7 @@ class Replicate:
         self.report = algorithm.report
 
     def bind(self) -> None:
-        """Nothing: an algorithm keeps no reading."""
+        """Does nothing: an algorithm keeps no reading in itself."""
 
     def start(self, rng_key: Array, init_params: Any) -> Step:
         """The state of one chain before its first step; on the host."""
@@ -255,7 +251,7 @@ class Replicate:
         return Step(state, info, step_key, draw_key, jnp.zeros((), jnp.int32))
 
     def updated(self, program: Program, lanes: Sequence[Any]) -> list[Any]:
-        """The states of all lanes that go on with more data.
+        """The states of all lanes, ready to learn more data.
 
         Args:
             program: the model with the new rows.
@@ -283,7 +279,7 @@ class Replicate:
         return state._replace(state=new, info=info, count=state.count + 1)
 
     def record(self, state: Step, data: Any) -> Record:
-        """What a step leaves in the tree. Compiled."""
+        """What the tree records of a step. Compiled."""
         extra = {field: field_at(field, state.state) for field in self.extra_fields}
         return {"sample_stats": {**state.info._asdict(), **extra}}
 
@@ -296,7 +292,7 @@ class Replicate:
         return self.algorithm.needs_host(state.state)
 
     def on_host(self, states: Sequence[Step]) -> Sequence[Step]:
-        """The states of chains that are stacked together, after what they need the host for."""
+        """The states of replicates that are stacked together, after the work of the host."""
         new = self.algorithm.on_host([each.state for each in states], self.reading, self.data)
         return [each._replace(state=one) for each, one in zip(states, new, strict=True)]
 
@@ -368,7 +364,7 @@ def _check_start(kernel: MCMCKernel, position: Any, init_params: Any) -> None:
 
 
 def _named(values: Any) -> dict[str, Array]:
-    """Values by name; leaves get numbers, for kernels on a potential function, which move any tree.
+    """Values by name; leaves without a name, as a potential function may have, get numbers.
 
     A scope's "/" would be a group in a DataTree, so it becomes a dot.
     """
@@ -380,7 +376,7 @@ def _named(values: Any) -> dict[str, Array]:
 
 
 def alone(function: Callable) -> Callable:
-    """A function of one chain, lifted to an axis of one chain."""
+    """Lifts a function of one chain to arrays whose leading axis is that one chain."""
     return lambda batch: jax.tree.map(
         lambda leaf: jnp.asarray(leaf)[None], function(jax.tree.map(lambda leaf: leaf[0], batch))
     )
@@ -402,7 +398,7 @@ class Loop:
         started = perf_counter()
         record = jax.eval_shape(jax.vmap(stepper.record, (0, None)), states, stepper.data)
         size = max(1, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(record)))
-        # 16 MiB: a chunk is a quarter of a second, and more would only be copied
+        # 16 MiB: a chunk lasts a quarter of a second, and larger buffers would only cost copies
         self.capacity = int(np.clip(16 * 2**20 // size, 1, 2**18))
         self.buffers = jax.tree.map(
             lambda leaf: jnp.zeros((self.capacity, *leaf.shape), leaf.dtype), record
@@ -433,7 +429,7 @@ class Loop:
             The states, the records as NumPy arrays, and how many there are.
         """
         started = perf_counter()
-        # so that a state is on the host at the same step wherever chunks end
+        # one step at a time: a state then goes to the host at the same step wherever chunks end
         one_by_one = recorded or self.stepper.asks_host
         trips = (size, steps) if one_by_one else (1, size)
         states, self.buffers, done = self.advance(
@@ -441,8 +437,8 @@ class Loop:
         )
         count = int(done) if one_by_one else size  # waits for the device
         if count == size:
-            # a quarter of a second: short for a live bar and Ctrl-C, long against the 0.1 ms of a
-            # call
+            # a quarter of a second: short enough for the bar and Ctrl-C, long against the 0.1 ms of
+            # a call
             seconds = max(perf_counter() - started, 1e-6)
             self.pace = min(size * 0.25 / seconds, 10.0 * size)
         kept = count if recorded else 1
@@ -468,8 +464,8 @@ def _compiled_loop(
     by_device = chain_method == "parallel" and num_chains > 1
 
     def one_step(state: Any, data: Any) -> Any:
-        # A chain never finishes, and a single replicate ends the loop. Other replicates wait: a
-        # branch, which copies the state each step.
+        # A chain never finishes, and a single replicate ends the loop when it has. One of several
+        # waits for the others: by a branch, which copies the state at each step.
         if stepper.warms_up or num_chains == 1:
             return stepper.step(state, data)
         return jax.lax.cond(
@@ -500,9 +496,9 @@ def _compiled_loop(
         )
         return states, buffers, useful
 
-    # The operations of an algorithm's step are short: the order that saves memory is nearly a
-    # chain, and no second thread wakes up for each of them. A chain is compiled as NumPyro compiles
-    # it: its draws are NumPyro's, bit for bit.
+    # The operations of an algorithm's step are short. XLA's memory-saving schedule runs them nearly
+    # one after the other, so that no second thread is woken for each of them. A chain is compiled
+    # as NumPyro compiles it: its draws are NumPyro's, bit for bit.
     in_order = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
     trip = jax.ShapeDtypeStruct((), jnp.int32)
     return built(
@@ -515,7 +511,7 @@ def _compiled_loop(
 
 
 def _one_chain_a_device(advance: Callable, num_chains: int) -> Callable:
-    """No collective inside: each device runs its own chain at its own speed."""
+    """Maps the loop over devices without collectives: each runs its chain at its own speed."""
     mesh = jax.sharding.Mesh(np.array(jax.local_devices()[:num_chains]), ("chain",))
     chain, record, same = (
         jax.sharding.PartitionSpec("chain"),

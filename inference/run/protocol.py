@@ -1,4 +1,4 @@
-"""What kernels owe the driver: eight pure functions of an algorithm, NumPyro's protocol of a chain.
+"""The protocols of kernels: `Algorithm` with eight pure functions, NumPyro's own for chains.
 
 Everything that is not a chain (a particle filter, nested sampling, coordinate ascent, stochastic
 variational inference) is an `Algorithm`. The kernel object holds its settings and nothing else, so
@@ -13,8 +13,8 @@ the data:
 A reading is static and hashable: compiled code may depend on it. Data are arrays, which compiled
 code takes as arguments.
 
-Chains are NumPyro's `MCMCKernel`s. Ours are `GibbsBlock`s: each draws some sites of a model, alone
-or as a block of NumPyro's `Gibbs`.
+Chains are NumPyro's `MCMCKernel`s. Those of this package are `GibbsBlock`s: each draws some sites
+of a model, alone or as a block of NumPyro's `Gibbs`.
 """
 
 import copy
@@ -37,7 +37,7 @@ __all__ = ["Algorithm", "GibbsBlock", "Online", "Reading", "Results", "init_stra
 
 
 class Results(NamedTuple):
-    """What one replicate leaves behind beside its draws."""
+    """What one replicate adds to the tree beside posterior draws and the record of its steps."""
 
     # further groups of the tree, such as weighted particles or variational parameters
     groups: dict[str, dict[str, Array]]
@@ -53,7 +53,7 @@ class Algorithm(ABC):
     """
 
     model: Any  # the NumPyro model that it was built on
-    # which checks `diagnostics.report` makes: "smc", "nested" or "variational"; "": it finds out
+    # the checks of `diagnostics.report`: "smc", "nested", "variational"; "": told by the tree
     report: ClassVar[str] = ""
 
     @abstractmethod
@@ -78,7 +78,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def finished(self, state: Any) -> Array:
-        """Whether nothing is left to do, a boolean scalar; always False where a budget ends it."""
+        """Whether the run is complete, a boolean scalar; always False if only a budget ends it."""
 
     @abstractmethod
     def draw(
@@ -86,8 +86,8 @@ class Algorithm(ABC):
     ) -> dict[str, Array]:
         """`num_draws` equally weighted draws of the latent sites, constrained, on a new first axis.
 
-        A variational algorithm adds `log_q`, the log density of each draw under its approximation:
-        a group of its own in the tree, from which `diagnostics` tells how far q is from the model.
+        A variational algorithm adds `log_q`, the log density of each draw under its approximation.
+        It becomes a group of the tree, from which `diagnostics` computes Pareto k-hat of p / q.
         """
 
     @abstractmethod
@@ -95,11 +95,11 @@ class Algorithm(ABC):
         """What the tree holds beside draws and the record of the steps."""
 
     def needs_host(self, state: Any) -> Array:
-        """Whether the next step needs what compiled code cannot do, such as more room. Compiled."""
+        """Whether the next step needs the host, for instance for larger arrays. Compiled."""
         return jnp.zeros((), bool)
 
     def on_host(self, states: Sequence[Any], reading: Any, data: Any) -> Sequence[Any]:
-        """The states after what the host had to do, in equal shapes.
+        """The states after the work of the host, all of the same shapes.
 
         Args:
             states: of all replicates that are stacked together; at least one needs the host.
@@ -117,51 +117,52 @@ class Online(Protocol):
 
     Its readings have two methods. `reading.more(program)` returns `(reading, data)` of the program
     with the new rows: it checks that the model is the same, and does not prove it again.
-    `reading.by_row(programs)` names the arguments that have an entry for each row, when the tree is
-    to tell of the rows of all programs; it names none when the tree is to tell of the last rows
-    alone.
+    `reading.by_row(programs)` returns the names of the arguments that have an entry for each row;
+    the tree then describes the rows of all programs. It returns no name where the tree describes
+    the last rows only.
     """
 
     def updated(self, state: Any, reading: Any, data: Any, before: Any) -> Any:
-        """The state that goes on with `data`; `before` is the data of the call before."""
+        """The state, ready to learn the new `data`; `before` is the data of the previous call."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What `init` of a `GibbsBlock` has found out about a model, proved."""
+    """The structure that `init` of a `GibbsBlock` has read off a model and proved."""
 
-    # arguments, the form of their tree, and a hash of the model; None where arguments are traced,
-    # and the reading serves one call
+    # arguments, the form of their tree, and a hash of the model; None where arguments are traced:
+    # the reading then serves one call only
     source: tuple[list[Any], Any, str] | None = field(default=None, kw_only=True)
 
 
 class GibbsBlock(MCMCKernel):
-    """A chain kernel whose state has `values`: of the sites that it draws, by name, constrained."""
+    """A chain kernel; `values` of its state holds the sites that it draws, constrained."""
 
     model: Callable
     sample_field = "values"
     reading: Any = None  # what `init` has read off the model
 
     def __getstate__(self) -> dict[str, Any]:
-        """The reading stays behind; `init` reads again."""
+        """The attributes without the reading: after unpickling, `init` reads the model again."""
         return vars(self) | {"reading": None}
 
     def refresh(self, state: Any, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
-        """The state after another kernel has moved: by default nothing follows from this."""
+        """The state after another block has drawn its sites; by default it stays as it is."""
         return state
 
     def wrap_model(self, wrapper: Callable) -> Self:
         """The same kernel on another model, without its reading.
 
-        This kernel takes itself what NumPyro's `conditioned` gives to a model.
+        NumPyro's `conditioned` is not applied: `_program` itself takes the values of the other
+        blocks' sites from the keyword arguments.
         """
         other = copy.copy(self)
         other.model = self.model if wrapper is conditioned else wrapper(self.model)
         return other
 
     def get_constrain_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Callable:
-        """A function that returns draws as they are."""
+        """The identity, because `values` are constrained already."""
         return lambda values: values
 
     def _program(
@@ -175,8 +176,8 @@ class GibbsBlock(MCMCKernel):
     def _bind(self, program: Program, owned: list[str], read: Callable[[], Reading]) -> Any:
         """Sets `reading` to what `read()` finds, and returns it.
 
-        The chains of a run share one reading. It is kept where the arguments are the very same and
-        the model has the same hash, so that a helper which was redefined in between is seen.
+        The chains of a run share one reading. It is kept while the arguments are the same objects
+        and the model has the same hash, which changes when a helper of the model is redefined.
 
         Cost: one trace of the model for each call beside the reading itself.
         """
@@ -185,7 +186,7 @@ class GibbsBlock(MCMCKernel):
         has_traced = is_traced(leaves)
 
         def hash_of_model() -> str:
-            with validation_enabled(False):  # what reads the model says what is wrong with the data
+            with validation_enabled(False):  # `read` has the better errors for bad data
                 return model_hash(program, knows_data=True)
 
         with jax.ensure_compile_time_eval():
@@ -196,20 +197,20 @@ class GibbsBlock(MCMCKernel):
                 and all(map(_is_same, leaves, known[0]))
             )
             if not (is_same and hash_of_model() == known[2]):
-                found = read()  # before the model is hashed: it says more of bad data
+                found = read()  # before the hash: it has the better errors for bad data
                 source = None if has_traced else (leaves, form, hash_of_model())
                 self.reading = replace(found, source=source)
         return self.reading
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether arguments are the very same; names and numbers may be equal ones."""
+    """Whether two arguments are the same object, or equal texts or numbers of one type."""
     is_plain = isinstance(one, str | int | float) and type(one) is type(other)
     return one is other or (is_plain and one == other)
 
 
 def init_strategy(kernel: Any) -> Callable | None:
-    """NumPyro's function for the start of each site; None where there is none.
+    """NumPyro's initial strategy, such as `init_to_uniform`; None where the kernel has none.
 
     It is that of the kernel, of its guide, or of the first of its blocks that has one.
     """

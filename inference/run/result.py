@@ -1,4 +1,4 @@
-"""What a run is (its identity, for the checkpoint), and the ArviZ `DataTree` that it returns.
+"""The identity of a run, for its checkpoint, and the ArviZ `DataTree` that it returns.
 
 The tree has groups whose dimensions are named after the model's plates, and attributes.
 """
@@ -46,7 +46,7 @@ VERSIONS = {
 
 
 def _named(values: xr.DataArray, dims: tuple[str, ...]) -> xr.Variable:
-    """A variable whose last dimensions are named."""
+    """The variable with its last dimensions renamed to `dims`."""
     pairs = zip(values.dims[values.ndim - len(dims) :], dims, strict=True)
     return values.rename({old: new for old, new in pairs if old != new}).variable
 
@@ -106,7 +106,7 @@ def requested_groups(
     terms = {"log_likelihood": program.log_likelihood, "log_prior": program.log_prior}
     terms = {name: function for name, function in terms.items() if name in wanted}
     if terms and program.factors:
-        terms["log_factor"] = program.log_factors  # the third part of the log joint
+        terms["log_factor"] = program.log_factors  # the rest of the log joint
     for name, function in terms.items():
         groups[name] = _grouped(program, _over(function, draws), shape, batch_only=True)
 
@@ -126,7 +126,7 @@ def requested_groups(
 
 
 def check_names(program: Program) -> None:
-    """Raises ValueError where a DataTree cannot hold names of sites and plates side by side."""
+    """Raises ValueError where names of sites and dimensions would clash in the tree."""
     dims = variable_dims(program)
     if len(dims) < len(program.dims):
         dotted = list(map(_dotted, program.dims))
@@ -149,7 +149,7 @@ def variable_dims(program: Program) -> dict[str, tuple[str, ...]]:
 
 
 def _over(function: Callable, draws: Any) -> dict[str, Array]:
-    # batches of draws bound the memory, and keep the device busy
+    # in batches, which limit the memory and yet keep the device busy
     return compiled(lambda values: jax.lax.map(function, values, batch_size=64), draws)(draws)
 
 
@@ -194,7 +194,7 @@ def _same(first: np.ndarray, second: np.ndarray) -> bool:
 
 
 class Run:
-    """Model, kernel and settings of one run, beside the session that advances it.
+    """Model, kernel and settings of one run, with the session that advances it.
 
     Args:
         driver: the `Driver`.
@@ -218,7 +218,7 @@ class Run:
         return self.programs[-1] if self.programs else None
 
     def identity(self) -> dict[str, Any]:
-        """Everything that the numbers of the run depend on, in words that an error can show."""
+        """Everything that determines the draws, under names that an error message can show."""
         driver, session = self.driver, self.session
         found = {f"kernel {name}": value for name, value in driver._settings.items()}
         found |= {f"version of {name}": value for name, value in VERSIONS.items()}
@@ -249,7 +249,7 @@ class Run:
         return xr.DataTree.from_dict(self._records())
 
     def tree(self) -> xr.DataTree:
-        """Everything that the run leaves behind."""
+        """The whole tree: records, draws and results, data, requested groups and attributes."""
         groups = self._records()
         attrs = self._attributes()
         if self.program is None:
@@ -275,7 +275,7 @@ class Run:
     def _on_all_rows(self, groups: dict[str, xr.Dataset]) -> Program:
         """The model with the data of the run and of its updates.
 
-        For a chain, it has as much room as the draws have.
+        For a chain whose arrays may grow, the model has the capacity that the draws have.
         """
         stepper, program = self.stepper, self.programs[0]
         if isinstance(stepper, Replicate):
@@ -284,13 +284,13 @@ class Run:
         draws = groups["posterior"].data_vars.items()
         draw = {str(name): np.zeros(values.shape[2:]) for name, values in draws}
         room = stepper.room(self.session.each()[0], draw)
-        # without room the very program, which keeps what its trace has found
+        # where nothing can grow, the same program, since it caches what its trace has found
         return program.with_arguments(**room) if room else program
 
     def _records(self) -> dict[str, xr.Dataset]:
         dims = {} if self.program is None else variable_dims(self.program)
         order = list(dims)
-        # in the order of the model; what is none of its sites comes last, by name
+        # in the order of the model; variables that are no sites come last, by name
         place = lambda name: (order.index(name) if name in order else len(order), str(name))
         found = {}
         for group in ("posterior", "sample_stats") if self.stepper.warms_up else ("sample_stats",):
@@ -310,7 +310,7 @@ class Run:
         """The groups `posterior` and `log_q` of an algorithm.
 
         Args:
-            stepper: with the reading and the data of the last rows, with which it is asked.
+            stepper: holds the algorithm, its reading and the data of the last rows.
             program: the model on all rows, which determine the deterministic sites.
         """
         each = []
@@ -319,7 +319,7 @@ class Run:
                 step.draw_key, step.state, stepper.reading, stepper.data, self.driver.num_samples
             )
             latent = {name: values[name] for name in program.latent if name in values}
-            # a site that was summed out leaves nothing that deterministic ones could follow from
+            # deterministic sites need all latent ones, and a site that was summed out has no draws
             if program.deterministic and len(latent) == len(program.latent):
                 values = values | jax.vmap(program.deterministics)(latent)
             each.append(values)
@@ -356,9 +356,9 @@ class Run:
         )
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Gives the algorithm more data, the model's arguments.
+        """Gives the algorithm more data, as arguments of the model.
 
-        Whatever is wrong with them is found before anything changes.
+        Errors for bad data are raised before anything changes.
         """
         stepper, session = self.stepper, self.session
         if not isinstance(stepper, Replicate) or self.program is None:
@@ -413,11 +413,11 @@ class Run:
 
 
 def kernel_settings(kernel: Any, prefix: str = "") -> dict[str, Any]:
-    """What a kernel, and each kernel inside it, was built with, for JSON.
+    """The settings of a kernel, and of each kernel inside it, for JSON.
 
-    It is read before the run, from attributes that are named like arguments of the constructor.
-    Closures, such as the learning rate of an optimiser, do not show here; the hash of the step
-    covers them.
+    They are read before the run, from attributes that are named like arguments of the constructor.
+    Values in closures, such as the learning rate of an optimiser, are not among them; the hash of
+    the step covers these.
 
     Args:
         kernel: the kernel.
@@ -445,7 +445,7 @@ def attach_tree(error: Exception, tree: xr.DataTree) -> None:
 
 
 def _assembled(groups: dict[str, xr.Dataset], attrs: dict[str, Any]) -> xr.DataTree:
-    """The tree of the groups, those that people look at first."""
+    """The tree; the groups that users look at most come first."""
     order = (
         *("posterior", "posterior_predictive", "log_likelihood", "log_prior", "sample_stats"),
         *("prior", "prior_predictive", "observed_data"),
@@ -460,7 +460,7 @@ def _assembled(groups: dict[str, xr.Dataset], attrs: dict[str, Any]) -> xr.DataT
 
 
 def _stacked(values: list[np.ndarray], name: str) -> np.ndarray:
-    """An array of all replicates; those with fewer particles get ones of weight 0."""
+    """Replicates stacked; those with fewer particles are padded by particles of weight 0."""
     most = max((len(value) for value in values if value.ndim), default=0)
     if all(value.ndim == 0 or len(value) == most for value in values):
         return np.stack(values)
@@ -489,10 +489,10 @@ def _kernel_name(kernel: Any) -> str:
 
 
 def _combined(scalars: dict[str, np.ndarray]) -> dict[str, Any]:
-    """One number for the run: the mean evidence of the replicates, with the error that they show.
+    """Attributes of the run: the mean evidence of the replicates, its error by their spread.
 
-    The error is NaN where that of a replicate is, as of a run that was ended early, and infinite
-    where that of a replicate is.
+    The error is NaN if that of any replicate is NaN, as in a run that was ended early; otherwise it
+    is infinite if that of any replicate is infinite.
     """
     if "log_evidence" not in scalars or len(scalars["log_evidence"]) == 1:
         return {

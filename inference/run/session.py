@@ -3,9 +3,10 @@
 These are chunks, saves to the checkpoint, stop rules, signals and the progress bar. Ctrl-C and
 SIGTERM end a run after its chunk, not in the middle of it.
 
-Chains that run in turn are lanes of their own: each goes through a whole chunk before the next, in
-the same compiled loop. So no step copies what the others hold, and a replicate grows when it is
-full itself. Chains that run together are one lane.
+A lane is a group of chains that the compiled loop advances together. With "sequential" each chain
+is a lane of its own: it goes through a whole chunk before the next one, in the same compiled loop.
+So no step copies the states of other chains, and the arrays of a replicate grow only when it is
+full itself. With any other `chain_method` all chains are one lane.
 """
 
 import os
@@ -46,7 +47,10 @@ TURN = threading.RLock()
 
 
 class Noted(list[str]):
-    """Names of signals; a second Ctrl-C raises, at once or when `ctrl_c_waits` is over."""
+    """A signal handler, and the list of the names of the signals that it got.
+
+    A second Ctrl-C raises KeyboardInterrupt: at once, or at the end of `ctrl_c_waits`.
+    """
 
     is_to_wait = False
     is_waiting = False
@@ -80,7 +84,7 @@ def signals_noted() -> Generator[list[str]]:
 
 @contextmanager
 def ctrl_c_waits() -> Generator[None]:
-    """Makes a second Ctrl-C raise when this is over, where signals are noted."""
+    """Delays the KeyboardInterrupt of a second Ctrl-C to the end of this context."""
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT) if is_main else None
     noted = handler if isinstance(handler, Noted) else Noted()
@@ -111,7 +115,7 @@ class Bar:
             self.tqdm.update(steps)
 
     def close(self) -> None:
-        """Leaves the last line standing."""
+        """Closes the bar; its last line stays on the terminal."""
         if self.tqdm is not None:
             self.tqdm.close()
 
@@ -175,7 +179,7 @@ class Session:
         self.seconds = self.seconds_to_compile = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without compiled code; states are NumPy arrays, which keep float64 without x64."""
+        """The attributes without compiled code; states as NumPy arrays, to keep float64."""
         on_host = lambda leaf: (
             leaf if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.asarray(leaf)
         )
@@ -242,7 +246,7 @@ class Session:
                     self._chunk(target, shown)
                     now = perf_counter()
                     self.seconds = before + now - started
-                    is_full = self.store.waiting_bytes > 256 * 2**20  # of memory, before its time
+                    is_full = self.store.waiting_bytes > 256 * 2**20  # saves early, to free memory
                     if max_time is not None and now - started > max_time:
                         self.ended = "max_time"
                     elif now - saved > save_every or is_full:
@@ -328,12 +332,12 @@ class Session:
         return concatenate([records, jax.tree.map(repeated, last)])
 
     def _take_lane(self, i: int, size: int, **how: Any) -> tuple[Records, int]:
-        """Records of one lane, which grows on its way."""
+        """Records of one lane, whose arrays may grow between two calls of the loop."""
         parts, left = [self._loop(self.lanes[i]).nothing()], size
         while left and not self._of_each("finished", self.lanes[i]).all():
             self._ask_host(i)
             loop = self._loop(self.lanes[i])
-            # the states are donated, and the new ones must not be lost
+            # the old states are donated, so an interrupt must not lose the new ones
             with ctrl_c_waits(), others_run():
                 self.lanes[i], records, num_records = loop.chunk(self.lanes[i], left, **how)
             self.stepper.bind()  # another thread may have had the kernel read other data
@@ -342,9 +346,9 @@ class Session:
         return concatenate(parts), size - left
 
     def _ask_host(self, i: int) -> None:
-        """Gives a lane to the host while one of its chains needs it.
+        """Calls `on_host` on a lane while one of its chains needs the host.
 
-        Its chains are stacked, so all of them are given together.
+        The chains of a lane are stacked, so `on_host` gets all of them.
         """
         while self._of_each("needs_host", self.lanes[i]).any():
             self.lanes[i] = stacked(self.stepper.on_host(unstacked(self.lanes[i])))
@@ -352,7 +356,8 @@ class Session:
     def _loop(self, lane: Any) -> Loop:
         """The compiled loop for a lane's shapes.
 
-        Four loops are kept whose shapes no lane has now: lanes grow one after the other.
+        The last four loops whose shapes no lane has now are kept as well: lanes grow one after the
+        other, and the next one may come to these shapes.
         """
         key = _shapes(lane, self.stepper.data)
         if key not in self.compiled:
@@ -377,7 +382,7 @@ def _shapes(*trees: Any) -> tuple:
 
 
 def marks() -> Iterator[int]:
-    """Numbers of records at which a stop rule is asked: 100, 125, 156, ..."""
+    """Numbers of records at which a stop rule is evaluated: 100, 125, 156, ..."""
     return (int(100 * 1.25**k) for k in count())
 
 

@@ -1,7 +1,8 @@
 """Rules that end a run before its budget: predicates over the tree so far.
 
-A rule is any function `tree -> bool`. It is asked at fixed numbers of records (each a quarter more
-than the last), so that a run which is stopped and resumed ends where an uninterrupted one does.
+A rule is any function `tree -> bool`. It is evaluated at fixed numbers of records (each a quarter
+more than the last), so that a run that is stopped and resumed ends where an uninterrupted one
+does.
 """
 
 from collections.abc import Callable

@@ -9,7 +9,7 @@ A checkpoint folder survives a kill at any moment. It holds
 
 Blocks are written before the commit and never changed after it. A kill between the two leaves
 blocks that the commit does not know, and the next run writes them again. `state.npz` is replaced by
-an atomic rename. So what is committed is whole.
+an atomic rename, so a commit is never half written.
 """
 
 import fcntl
@@ -72,10 +72,10 @@ class Store:
 
     @contextmanager
     def opened(self, identity: Callable[[], dict[str, Any]]) -> Generator[None]:
-        """Holds the folder for one run; refuses that of another run, and one that is not writable.
+        """Locks the folder for one run; refuses that of another run, and one that is not writable.
 
         Args:
-            identity: function that returns what the numbers of the run depend on.
+            identity: function that returns everything that determines the draws of the run.
         """
         if self.folder is None:
             yield
@@ -112,7 +112,7 @@ class Store:
         """The last commit, or None.
 
         Args:
-            states: states of the run, whose structure and types those of the commit get.
+            states: states of the run; those of the commit get their structure and types.
         """
         if self.folder is None or not (path := self.folder / "state.npz").exists():
             return None
@@ -193,7 +193,7 @@ class Store:
         return xr.concat([on_disk, in_memory], dim=self.record_dim) if on_disk else in_memory
 
     def in_memory(self) -> "Store":
-        """The same records for a run that goes on without the folder, which keeps what it holds."""
+        """The same records in memory, for updates; the folder keeps what it holds."""
         if self.folder is None:
             return self
         store = Store(None, self.record_dim)
@@ -229,7 +229,7 @@ class Store:
         for group, names in records.items():
             for name, value in names.items():
                 array = self.arrays[group][name]
-                # wider, where a state has grown
+                # the array grows with the state
                 inner = tuple(map(max, array.shape[2:], value.shape[2:]))
                 array.resize((array.shape[0], start + len(value), *inner))
                 array[
@@ -265,7 +265,7 @@ class Store:
 
 @contextmanager
 def _undamaged(path: Path) -> Generator[None]:
-    """What we wrote is whole; what somebody else changed may not be."""
+    """Raises CheckpointError where a file cannot be parsed: it was changed after it was written."""
     try:
         yield
     except (ValueError, KeyError, EOFError, BadZipFile) as error:
@@ -277,7 +277,7 @@ def _undamaged(path: Path) -> Generator[None]:
 
 @contextmanager
 def _written(path: Path) -> Generator[Any]:
-    """A file that is there whole or not at all."""
+    """Yields a file that takes the place of `path` once it is complete, by an atomic rename."""
     partial = path.with_suffix(".partial")
     try:
         with open(partial, "wb") as file:
@@ -295,7 +295,7 @@ def _written(path: Path) -> Generator[Any]:
 def concatenate(parts: list[Records], axis: int = 0) -> Records:
     """Records of several chunks, or of several chains, as one.
 
-    Where a state has grown between them, the smaller ones get zeros behind.
+    Where a state has grown between them, the smaller arrays are padded by zeros at the end.
 
     Args:
         parts: records of the same variables.

@@ -24,7 +24,7 @@ __all__ = ["ELBO", "GuidedModel", "OrderedTraceELBO", "StochasticVI"]
 
 
 class ELBO(NamedTuple):
-    """The estimate of the ELBO that a step records."""
+    """The record of one step."""
 
     elbo: Array  # the stochastic estimate of this step, minus the loss
 
@@ -49,7 +49,7 @@ class OrderedTraceELBO(Trace_ELBO):
 
 
 class GuidedModel(NamedTuple):
-    """What was read: the model with its arguments, and an `SVI` that has run its guide on them."""
+    """The reading: the model with its arguments, and an `SVI` that has run its guide on them."""
 
     program: Program
     svi: SVI
@@ -69,7 +69,7 @@ class GuidedModel(NamedTuple):
 
 
 class StochasticVI(Algorithm):
-    """One step is one update of `svi`; its own `update` is called, nothing is repeated here."""
+    """An `Algorithm` around an `SVI`: one step calls its `update` once."""
 
     report = "variational"
 
@@ -88,7 +88,7 @@ class StochasticVI(Algorithm):
         return reading, {}
 
     def init(self, rng_key: Array, reading: GuidedModel, data: dict) -> SVIState:
-        """NumPyro's initial state, of a copy: an autoguide remembers the start of its first run."""
+        """NumPyro's initial state, by a copy: an autoguide keeps the start of its first run."""
         args, kwargs = reading.given
         return deepcopy(self.svi).init(rng_key, *args, **kwargs)
 
@@ -101,7 +101,7 @@ class StochasticVI(Algorithm):
         return state, ELBO(-loss)
 
     def finished(self, state: SVIState) -> Array:
-        """Never by itself: the steps are the budget (`num_warmup`), or `stop` ends them."""
+        """Always False: the budget of steps (`num_warmup`) or `stop` ends the run."""
         return jnp.zeros((), bool)
 
     def draw(
@@ -128,7 +128,7 @@ class StochasticVI(Algorithm):
         return jax.vmap(one)(random.split(rng_key, num_draws))
 
     def results(self, state: SVIState, reading: GuidedModel, data: dict) -> Results:
-        """The variational parameters, constrained; refused where they are lost."""
+        """The constrained variational parameters; ValueError where one of them is NaN."""
         parameters = reading.svi.get_params(state)
         lost = sorted(
             name

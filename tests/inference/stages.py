@@ -118,7 +118,7 @@ def scaled(x, y, scale):
 MANY = RNG.normal(size=200)
 PAIRS = np.arange(200) // 2
 SHUFFLED = np.random.default_rng(0).permutation(PAIRS)
-DEPENDS = r"sites \['y'\]: the log probability of a row, .* where other rows are beside it"
+DEPENDS = r"sites \['y'\]: the log probability of a row, .* changes with the other rows"
 REFUSED = [  # by every kernel that learns in stages: a model, its arguments, and the message
     pytest.param(
         own,

@@ -1,6 +1,4 @@
-"""Conjugate pairs: what a prior and a likelihood must offer, and which pairs there are.
-
-The parameters of such a pair can be integrated out.
+"""Conjugate pairs: their interface, and the pairs themselves.
 
 pairs       the interface of a pair, and the functions that pairs share
 counts      Beta-Bernoulli, Dirichlet-categorical, Gamma-Poisson

@@ -1,6 +1,6 @@
-"""The conjugate pairs of codes and counts; their methods are those of `ConjugatePair`.
+"""The conjugate pairs of codes and counts.
 
-They are described in `inference.reading.conjugate.pairs`.
+Their methods are documented in `inference.reading.conjugate.pairs`.
 
 Cost of `score` for one row and R groups of C columns: Bernoulli two matrix products of R C,
 Categorical one of R C K with the indicators of the row, Poisson 3 R C logarithms. In float32 on one
@@ -218,8 +218,9 @@ class GammaHyper(NamedTuple):
 
 
 class _PoissonCache(NamedTuple):
-    """The constants of log p(x) = base + slope x + (a + x - 1/2) log(1 + x / a)
-    + stirling_error(a + x) - log x!.
+    """The constants of the log density of a negative binomial distribution.
+
+    log p(x) = base + slope x + (a + x - 1/2) log(1 + x / a) + stirling_error(a + x) - log x!
     """
 
     concentration: Array  # a

@@ -3,16 +3,17 @@
     x[i, p] ~ Normal(L[p] . (b[h] * u), 1 / psi[p])   where seen,   u = (s[i], 1),
     L[p] = (loadings, centre),   h the group of row i
 
-`b` is 0 or 1: whether a group shows a factor; it is 1 for the centre. The features of a row are a
-quadratic form in u, as the blocks of `inference.reading.conjugate.quadratic` are:
+`b` is 0 or 1: whether a group uses a factor; it is 1 for the centre. The log density of the
+features of a row is a quadratic form in u, like that of the blocks in
+`inference.reading.conjugate.quadratic`:
 
     log p(x_i | u, h) = const_i + (shown_h * slope_i) . u - u' (both_h * matrix_i) u / 2        (1)
 
 `matrix` and `slope` are sums over the features that are seen, `shown` and `both` are b and b b',
-and * is element by element. Under q = prod_p q(L_p) prod q(b) q(psi) q(beta) each is a product of
-means. q(L_p) is a joint Normal of all entries of L_p, because the same rows identify them. q(b, pi)
-is joint where each b has a pi of its own, so pi is integrated out. q(b, L) is not joint, because
-all groups share the loadings.
+and * is element by element. Under q = prod_p q(L_p) prod q(b) q(psi) q(beta) the mean of each term
+is a product of means. q(L_p) is a joint Normal of all entries of L_p, because the same rows inform
+them. Where each b has a pi of its own, q(b, pi) is joint, so pi is integrated out. q(b, L) is not
+joint, because all groups share the loadings.
 
     loadings  A[k, p] ~ Normal(loc, 1 / beta[k]),  beta ~ Gamma, or known
     centre    c[p] ~ Normal(loc, scale), or there is none
@@ -53,18 +54,18 @@ Pair = tuple[Array, Array]
 
 
 class LinearPrior(NamedTuple):
-    """The numbers of the priors: a Gamma is (concentration, rate), a known one (it, infinity)."""
+    """Hyper-parameters: a Gamma is (concentration, rate), a known value x is (x, infinity)."""
 
     loc: Array  # of the loadings and the centre [feature, entry]
     centre: Array  # precision of the centre [feature]
     beta: Pair  # [factor]
     noise: Pair  # [feature]
-    share: Array  # probability that a group shows a factor [group, factor]
-    counts: Pair | None  # of a Beta prior of that probability [group, factor]
+    share: Array  # probability that a group uses a factor [group, factor]
+    counts: Pair | None  # concentrations of a Beta prior of that probability [group, factor]
 
 
 class Linear(NamedTuple):
-    """q of the loadings, the centre, their precisions, the noise and the factors shown."""
+    """q of the loadings, the centre, their precisions, the noise, and b."""
 
     mean: Array  # [feature, entry]
     covariance: Array  # [feature, entry, entry]
@@ -74,7 +75,7 @@ class Linear(NamedTuple):
 
 
 class LoadingMoments(NamedTuple):
-    """Posterior means of the parameters, from which equation (1) of this module is computed."""
+    """The means under q of which (1) is computed."""
 
     mean: Array  # E L [feature, entry]
     second: Array  # E L L' [feature, entry, entry]
@@ -89,8 +90,8 @@ class LinearSums(NamedTuple):
 
     moments: Array  # E (b * u) (b * u)' [feature, entry, entry]
     products: Array  # x E (b * u) [feature, entry]
-    count: Array  # of 1 [feature]
-    squares: Array  # of x^2 [feature]
+    count: Array  # 1 [feature]
+    squares: Array  # x^2 [feature]
 
 
 def loading_moments(linear: Linear) -> LoadingMoments:
@@ -107,14 +108,14 @@ def known_loadings(
     noise: Float[Array, " feature"],
     shown: Float[Array, "group entry"],
 ) -> LoadingMoments:
-    """The same means where the parameters are known."""
+    """The moments of known values, in place of means under q."""
     return LoadingMoments(loadings, outer(loadings), noise, jnp.log(noise), shown, outer(shown))
 
 
 def row_forms(
     moments: LoadingMoments, x: Float[Array, "row feature"], seen: Float[Array, "row feature"]
 ) -> tuple[Array, Array, Array]:
-    """const [row], matrix [row, entry, entry] and slope [row, entry] of (1).
+    """The parts of (1): const [row], matrix [row, entry, entry] and slope [row, entry].
 
     Args:
         moments: The means of the parameters.
@@ -141,7 +142,7 @@ def linear_posterior(prior: LinearPrior, before: Linear, sums: LinearSums) -> Li
             "pij,pj->pi", covariance, noise[:, None] * sums.products + weight * prior.loc
         )
         second = jnp.einsum("pij,pij->p", covariance + outer(mean), sums.moments)
-        beta = _after(
+        beta = _gamma_posterior(
             prior.beta,
             len(mean) / 2,
             (jnp.diagonal(covariance, axis1=-2, axis2=-1) + (mean - prior.loc) ** 2)[:, :-1].sum(0)
@@ -151,7 +152,7 @@ def linear_posterior(prior: LinearPrior, before: Linear, sums: LinearSums) -> Li
             mean,
             covariance,
             beta,
-            _after(
+            _gamma_posterior(
                 prior.noise,
                 sums.count / 2,
                 (sums.squares - 2 * jnp.sum(mean * sums.products, 1) + second) / 2,
@@ -171,7 +172,7 @@ def shown_posterior(
     """Updates E b of each factor in turn.
 
     Args:
-        prior: The numbers of the priors.
+        prior: The hyper-parameters.
         before: E b before the update.
         moments: Sums over the rows of a group of matrix * E u u'.
         products: Sums over the rows of a group of slope * E u.
@@ -188,7 +189,7 @@ def shown_posterior(
 
 
 def linear_divergence(prior: LinearPrior, linear: Linear) -> Array:
-    """KL(q | prior), which the evidence bound subtracts."""
+    """KL(q | prior), which the evidence lower bound subtracts."""
     beta, log_beta = gamma_means(linear.beta)
     away = jnp.diagonal(linear.covariance, axis1=-2, axis2=-1) + (linear.mean - prior.loc) ** 2
     quadratic = (
@@ -212,6 +213,6 @@ def _entries(of_factor: Array, of_centre: Array) -> Array:
     return jnp.concatenate([factors, of_centre[:, None]], 1)
 
 
-def _after(prior: Pair, concentration: Array | float, rate: Array) -> Pair:
+def _gamma_posterior(prior: Pair, concentration: Array | float, rate: Array) -> Pair:
     a, b = prior
     return jnp.where(jnp.isinf(b), a, a + concentration), b + rate

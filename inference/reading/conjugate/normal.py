@@ -1,6 +1,6 @@
-"""The conjugate pairs of a normal likelihood; their methods are those of `ConjugatePair`.
+"""The conjugate pairs of a normal likelihood.
 
-They are described in `inference.reading.conjugate.pairs`.
+Their methods are documented in `inference.reading.conjugate.pairs`.
 
 NormalInverseGamma: x ~ Normal(loc, var), loc | var ~ Normal(m, var / kappa) and
 var ~ InverseGamma(a, b). A row of weight w, at the distance d = x - m, changes these numbers to
@@ -8,9 +8,9 @@ var ~ InverseGamma(a, b). A row of weight w, at the distance d = x - m, changes 
     kappa' = kappa + w,    m' = m + (w / kappa') d,
     a' = a + w / 2,        b' = b + (w / 2) (kappa / kappa') d^2,                             (1)
 
-and w = -1 undoes w = 1. No step subtracts two large sums, so that data far from 0 keep their
-variance in float32. The predictive distribution is a Student t of 2 a degrees of freedom. With
-s^2 = 2 b (kappa + 1) / kappa
+and w = -1 undoes w = 1. No step subtracts two large sums, so that the variance of data far from 0
+keeps its digits in float32. The predictive distribution is a Student t of 2 a degrees of freedom.
+With s^2 = 2 b (kappa + 1) / kappa
 
     log p(x) = log Gamma(a + 1/2) - log Gamma(a) - log(pi s^2) / 2
                - (a + 1/2) log(1 + d^2 / s^2).                                                (2)
@@ -333,7 +333,10 @@ class NormalWishart(ConjugatePair):
             )
 
     def precision_and_loc(self, values: tuple[Array, ...]) -> tuple[Array, Array]:
-        """Returns the precision matrix and loc, also where `values` have a covariance."""
+        """Returns the precision matrix and loc.
+
+        The first of `values` is the precision matrix, or the covariance in a subclass.
+        """
         precision, loc = values
         return precision, loc
 
@@ -417,11 +420,11 @@ def inverse_root(matrix: Array) -> Array:
 def half_log_det(root: Array) -> Array:
     """Returns half the log determinant of a matrix from its Cholesky factor.
 
-    From the inverse of that factor it returns minus half the log determinant.
+    From the inverse of the factor it returns minus that.
     """
     return jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)).sum(-1)
 
 
 def _is_large(x: np.ndarray) -> np.ndarray:
-    """Whether a sum of squares would overflow; not where a value is NaN."""
+    """Whether a sum of squares of values like this may overflow; False for NaN."""
     return np.abs(x) > 1e-4 * np.sqrt(np.finfo(x.dtype).max)

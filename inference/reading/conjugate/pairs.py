@@ -1,11 +1,8 @@
-"""Conjugate pairs: what a prior and a likelihood must offer.
-
-The prior is that of the parameters of a group, the likelihood that of its rows; with such a pair
-the group can be integrated out.
+"""The interface of a conjugate pair: the prior of a group's parameters, the likelihood of its rows.
 
 A *group* is a set of rows that share their parameters phi. Where p(phi) p(x | phi) is of the family
-of p(phi), the group is known by its hyper-parameters: h before a row, `add(h, x)` after it. For
-every phi
+of p(phi), phi can be integrated out, and hyper-parameters h are all that a group needs: h before a
+row, `add(h, x)` after it. For every phi
 
     log p(phi | h) + log p(x | phi) - log p(phi | add(h, x)) = log p(x | h).                  (1)
 
@@ -24,8 +21,8 @@ prior, and rows that belong to the group with the weights rho,
     q(phi) is the prior after   sum over rows of rho F(x),                                    (2)
 
 and the evidence lower bound contains -KL(q | prior). `natural` is eta at known parameters,
-`expected` its mean under q; the one replaces the other, so that what is proved of the former on the
-model holds for the latter.
+`expected` its mean under q. Formulas use one in place of the other, so that what is proved with
+`natural` against the model holds for `expected`.
 
 | family                         | F(x) of a cell           | eta                                  |
 |--------------------------------|--------------------------|--------------------------------------|
@@ -38,8 +35,8 @@ model holds for the latter.
 A missing cell has F(x) = 0. Correlated features and probit regressions use products of the entries
 of a row: `inference.reading.conjugate.quadratic`.
 
-Rounding: after n rows are added and removed, a group is off by eps n or more, so a sampler resets
-an emptied group to the prior. In float32 a count ends at 2^24 = 1.7e7.
+Rounding: after n rows are added and removed, hyper-parameters have a relative error of eps n or
+more, so a sampler resets an emptied group to the prior. In float32 a count stops at 2^24 = 1.7e7.
 """
 
 import math
@@ -140,8 +137,9 @@ class ConjugatePair(ABC):
 
     @abstractmethod
     def mean_row(self, hyper: Any) -> Array:
-        """Returns the mean of the predictive distribution, [..., *row]; the centre of a Student t;
-        for codes the probability of each, [..., *row, code].
+        """Returns the mean of the predictive distribution, [..., *row].
+
+        That is the location of a Student t; of codes the probability of each, [..., *row, code].
         """
 
     @abstractmethod
@@ -157,7 +155,7 @@ class ConjugatePair(ABC):
 
 @dataclass(frozen=True)
 class Columns(ConjugatePair):
-    """A pair of columns that are independent within a group, as an exponential family.
+    """A pair as an exponential family, for columns that are independent within a group.
 
     By default the hyper-parameters are the arguments of one prior, and a row adds its statistics to
     them.
@@ -237,8 +235,9 @@ def fill_row(x: Array, dtype: DTypeLike) -> tuple[Array, Array]:
 
 
 def columns(message: dict) -> Array:
-    """Returns the value of an observed site as floats, [row, column, ...], with one column where
-    the site has no axis of columns.
+    """Returns the value of an observed site as floats, [row, column, ...].
+
+    A site without an axis of columns gets one column.
     """
     value = jnp.asarray(message["value"])
     value = value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(float)
@@ -246,7 +245,7 @@ def columns(message: dict) -> Array:
 
 
 def term(message: dict) -> Array:
-    """Returns the summed log probability of a site, its scale applied."""
+    """Returns the log probability of a site, scaled and summed over all entries."""
     return jnp.sum(scale_and_mask(message["fn"].log_prob(message["value"]), message["scale"]))
 
 
@@ -256,8 +255,8 @@ def refuse_first(site: str, x: np.ndarray, bad: np.ndarray, wanted: str) -> None
     Args:
         site: Name of the site.
         x: The rows, [row, columns, ...].
-        bad: Which values are bad, of the same shape.
-        wanted: The rest of the message.
+        bad: Whether each value is bad, an array of the same shape.
+        wanted: The end of the message.
     """
     for index in np.argwhere(bad)[:1]:
         place = ", ".join(
@@ -292,11 +291,11 @@ def gamma_means(pair: Any) -> tuple[Array, Array]:
 
 
 def gamma_divergence(one: Any, other: Any) -> Array:
-    """Returns KL(one | other) of Gamma distributions, 0 where the number is known.
+    """Returns KL(one | other) of Gamma distributions, 0 where x is known.
 
     Args:
-        one: (concentration, rate), or (x, infinity) where the number x is known.
-        other: The same of the second distribution.
+        one: (concentration, rate), or (x, infinity) where x is known.
+        other: The same for the second distribution.
     """
     (a, b), (a0, b0) = one, other
     is_known = jnp.isinf(b0)
@@ -325,8 +324,9 @@ def log_sticks(log_taken: Array, log_left: Array) -> Array:
 
 
 def log_rising(a: Array, x: float | Array) -> Array:
-    """Returns log Gamma(a + x) - log Gamma(a), by Stirling's formula: in float32 the difference of
-    two values of `gammaln` is off by .06 at a = 1e5.
+    """Returns log Gamma(a + x) - log Gamma(a), by Stirling's formula.
+
+    In float32 the difference of two values of `gammaln` is off by .06 at a = 1e5.
     """
     return (
         (a + x - 0.5) * jnp.log1p(x / a)
@@ -337,8 +337,10 @@ def log_rising(a: Array, x: float | Array) -> Array:
 
 
 def stirling_error(z: Array) -> Array:
-    """Returns log Gamma(z) - ((z - 1/2) log z - z + log(2 pi) / 2), the error of Stirling's
-    formula: by its series at z + 8, and the eight factors between.
+    """Returns the error of Stirling's formula.
+
+    It is log Gamma(z) - ((z - 1/2) log z - z + log(2 pi) / 2), computed by its series at z + 8 and
+    the recurrence log Gamma(z + 1) = log Gamma(z) + log z, eight times.
     """
     inverse = 1 / (z + 8)
     square = inverse**2

@@ -1,13 +1,13 @@
-"""Blocks that see a row through products of its entries: Normal features, and probit experts.
+"""Blocks whose log density is quadratic in the entries of a row: Normal features, probit experts.
 
-A row is u = (x, 1, c): its features, of which some may be missing, a one, and columns of plain
-data. Given the group of the row each block is a quadratic form
+A row is u = (x, 1, c): its features, of which some may be missing, the constant 1, and columns of
+plain data. Given the group of the row, each block is a quadratic form
 
     log p(block | u, t) = const - u' Q u / 2 + t (w . u),                                       (1)
 
-with Q, w and const computed from the block's parameters, or their means under q. So messages of
-several blocks are added, a missing entry is Normal given the rest, and an update needs only the
-sums over rows of rho u u' and rho t u.
+with Q, w and const computed from the block's parameters, or their means under q. So the forms of
+several blocks add up, a missing entry is Normal given the rest, and an update needs only the
+sufficient statistics: sums over rows of rho u u' and rho t u, with rho the weight of a row.
 
 - Features: x ~ Normal(loc, precision^-1) with (inverse) Wishart and Normal priors, any of these
   families of `inference.reading.conjugate.table`.
@@ -156,7 +156,7 @@ class Weights(NamedTuple):
 
 
 def known_weights(w: Array) -> Weights:
-    """Known weights in the place of q(w): their covariance is 0."""
+    """Known weights in the form of q(w), with covariance 0."""
     return Weights(w, jnp.zeros((*w.shape, w.shape[-1]), w.dtype))
 
 
@@ -228,7 +228,7 @@ def common_posterior(
     Args:
         prior: The Normal-Gamma prior.
         weights: q(w), or known weights.
-        is_seen: The experts that count; by default all.
+        is_seen: The experts whose weights are used; None for all.
     """
     is_seen = jnp.ones(weights.mean.shape[:2]) if is_seen is None else is_seen
     seen = is_seen[..., None].astype(weights.mean.dtype)

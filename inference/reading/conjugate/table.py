@@ -11,8 +11,8 @@ Every pair has the methods of `ConjugatePair`. Readers look one up by `pair_of`,
 against the model's own terms. `register_conjugate` adds a pair to the table. All methods of such a
 pair follow from the densities of its two distributions:
 
-Let the prior p(phi | h) be linear in its arguments h but for a normaliser,
-log p(phi | h) = h . T(phi) - A(h) + const, and let a row add F(x) to them. By Bayes' rule, at any
+Let the log density of the prior be linear in its arguments h but for a normaliser,
+log p(phi | h) = h . T(phi) - A(h) + const, and let a row add F(x) to h. By Bayes' rule, at any
 point phi,
 
     log p(x | h) = log p(phi | h) + log p(x | phi) - log p(phi | h + F(x)).
@@ -23,7 +23,7 @@ fixed h0 may serve as the natural parameter eta, and
     E eta = slope(h0, phi) - slope(h, phi),
     KL(h | g) = log p(phi | h) - log p(phi | g) - (h - g) . slope(h, phi),
 
-again at any point phi. The mean of p(phi | h) is taken, where there is one, to lose few digits.
+again at any point phi. The point is the mean of p(phi | h), if it is finite, to lose few digits.
 
 Cost of one row against R groups of C columns: three densities for each of R C.
 """
@@ -76,7 +76,7 @@ __all__ = [
     "register_conjugate",
 ]
 
-# Pairs whose priors have the same arguments have the same class of hyper-parameters.
+# cached, so that pairs whose priors have the same arguments share a class of hyper-parameters
 _hyper_of = cache(lambda names: namedtuple("Hyper", names))
 
 

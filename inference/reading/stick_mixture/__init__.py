@@ -1,7 +1,7 @@
-"""A truncated stick-breaking mixture of conjugate blocks, read off a model.
+"""A truncated stick-breaking mixture of conjugate blocks.
 
-`CoordinateAscent` and `ConditionalGibbs` use it.
+`CoordinateAscent` and `ConditionalGibbs` read it.
 
-structure   `Assignment`: which site plays which part, the numbers of its priors, its data by row
+structure   `Assignment`: the part of each site, hyper-parameters, data by row
 read        finds the structure in a program, and proves it site by site
 """

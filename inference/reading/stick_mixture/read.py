@@ -1,7 +1,7 @@
 """Finds a truncated stick-breaking mixture of conjugate blocks in a model, and proves it.
 
-    found = read_assignment(program)     # an `Assignment`: which site plays which part
-    found.prior                          # the numbers of the priors
+    found = read_assignment(program)     # an `Assignment`: the part of each site
+    found.prior                          # the hyper-parameters
     found.rows(program)                  # the data by row
 
     groups      alpha ~ Gamma, or known;  V[h] ~ Beta(1, alpha);  z[i] ~ Categorical(sticks(V))
@@ -15,15 +15,15 @@
     experts     t[c, i] ~ Normal(w[c, z[i]] . d[i], 1), where d has features and plain data; a label
                 says on which side of 0 each t lies
 
-The reading looks at types, shapes, plates and dependencies only. The proof then writes each site's
-log probability down from what was read, by the functions that a kernel uses, and compares it with
-the model's own at random values, row by row. The numbers of the priors are read at other values.
+The reading looks at types, shapes, plates and dependencies only. The proof then computes each
+site's log probability from what was read, by the functions that a kernel uses, and compares it with
+the model's own at random values, row by row. Hyper-parameters are read at other values.
 
 All rows are compared, because a model may differ on some rows: `mu[z] + 5 * (arange(rows) >= 100)`.
 Where the log density of all rows takes more than `MOST` numbers at once (1e4 rows of 44 correlated
-features), rows spread evenly over all are compared. A change that depends on the data of a row is
-still seen. A change that depends on the place of a row, and begins beyond as many places as rows
-are compared, is not.
+features), a part of the rows, spread evenly, is compared as a shorter data set. A difference that
+depends on the data of a row is still seen. One that depends on the index of a row, and begins at an
+index beyond the length of that data set, is not.
 
 Cost: some traces of the model on at most `FEW` rows, and a few evaluations of its log density on
 all rows, at most `MOST` numbers each.
@@ -82,9 +82,9 @@ __all__ = [
     "some_rows",
 ]
 
-FEW = 12  # rows that tell sites apart, and on which the priors must be those of all rows
+FEW = 12  # rows on which sites are told apart, and on which hyper-parameters must be the same
 MOST = 20_000_000  # numbers that a proof may take: entries of a row by entries, of all rows
-SizedTerm = tuple[Array, Any]  # a log probability, and the size of the terms that it is a sum of
+SizedTerm = tuple[Array, Any]  # a log probability, and the sum of its terms' absolute values
 
 
 def read_assignment(program: Program) -> Assignment:
@@ -125,8 +125,11 @@ def read_assignment(program: Program) -> Assignment:
 
 
 def numbers_of_a_row(few: Program, correlated: str | None) -> int:
-    """About how many numbers the log density of a row takes at once; `correlated` names a site of
-    Normal rows whose covariance differs from row to row.
+    """About how many numbers the log density of a row needs in memory.
+
+    Args:
+        few: The model on a few rows.
+        correlated: A site of Normal rows whose covariance differs from row to row, or None.
     """
     sizes = [int(np.prod(few.sites[name].shape[1:])) for name in few.observed]
     return max([1, *sizes, (few.sites[correlated].shape[1] + 1) ** 2 if correlated else 1])
@@ -317,8 +320,9 @@ def _refuse_shared(found: Assignment) -> None:
 
 
 def some_rows(program: Program, z: str, size: int) -> Program:
-    """The model on at most `size` of its rows, with different labels and with missing entries
-    where the data show them.
+    """The model on at most `size` of its rows.
+
+    Among them are rows of different labels and rows with missing entries, as far as there are any.
     """
     num_rows = program.sites[z].shape[0]
     if num_rows <= size:
@@ -327,8 +331,9 @@ def some_rows(program: Program, z: str, size: int) -> Program:
 
 
 def many_rows(program: Program, z: str, size: int) -> Program:
-    """The model on about `size` of its rows, `FEW` different ones and others spread evenly; on all
-    rows if there are no more.
+    """The model on about `size` of its rows: `FEW` different ones, and others spread evenly.
+
+    It is on all rows if there are no more.
     """
     num_rows = program.sites[z].shape[0]
     if num_rows <= max(size, FEW):
@@ -344,19 +349,19 @@ def many_rows(program: Program, z: str, size: int) -> Program:
 
 
 def proved_prior(found: Any, program: Program, gaps: Callable, refusal: Callable) -> Any:
-    """The numbers of the priors of a reading, once every identity holds on the rows of a program.
+    """The hyper-parameters of a reading, once every identity is proved on a program.
 
     Args:
         found: An `Assignment`, or another reading with `rows`, `start` and `prior_at`.
         program: The model with its data.
-        gaps: Of the reading, a program, its rows, the numbers of the priors and values of the
-            sites: how far each site is from what was read.
+        gaps: A function of the reading, a program, its rows, the hyper-parameters and values of
+            the sites, which returns how far each site is from what was read.
         refusal: The message, by site and gap.
     """
     rows = found.rows(program)
 
     def compared(some: Program, rows: Any, first: Any, second: Any, size: Magnitude) -> Any:
-        # The numbers of the priors are those at the first start, the gaps those at the second.
+        # Hyper-parameters are read at the first start, gaps are taken at the second.
         prior = found.prior_at(some, some.constrain(first))
         return gaps(found, some, rows, prior, at_magnitude(some, second, size)), prior
 
@@ -366,7 +371,7 @@ def proved_prior(found: Any, program: Program, gaps: Callable, refusal: Callable
 
 
 def _refusal(found: Assignment, program: Program, site: str, missed: float) -> str:
-    first = "First look at the numbers of the priors, for a log probability is not finite. "
+    first = "A log probability is not finite: first look at the numbers of the priors. "
     return (
         f"site {site!r} ({program.sites[site].family}): read as {_role(found, site)}, but the "
         f"log probability of the model misses that by {missed:.2g} (relative), in some row or "
@@ -377,17 +382,18 @@ def _refusal(found: Assignment, program: Program, site: str, missed: float) -> s
 
 
 def prove_for(others: Program, found: Any, site: str, part: str) -> None:
-    """Raises StructureError where the numbers of a prior differ on the rows of another program.
+    """Raises StructureError where hyper-parameters differ on the rows of another program.
 
     Args:
         others: The other program.
-        found: The reading with the numbers of its priors.
+        found: The reading with its hyper-parameters.
         site: The site that the error names.
-        part: What has the priors.
+        part: What has the priors, for the error: "groups".
     """
     refusal = lambda site, _: (
-        f"site {site!r}: the numbers of the priors of its {part} follow the rows; wanted numbers "
-        "that hold for any rows. Compute them outside of the model, and give them as arguments."
+        f"site {site!r}: the numbers of the priors of its {part} depend on the rows; wanted "
+        "numbers that hold for any rows. Compute them outside of the model, and give them as "
+        "arguments."
     )
     prove_numbers(site, found.prior, found.prior_at, found.start, others, refusal)
 
@@ -414,7 +420,7 @@ def gaps(
 ) -> dict[str, Array]:
     """How far each site's log probability in the model is from what was read, in the worst row.
 
-    The terms of a block's parameters are compared together, under the name of the last.
+    The terms of all parameters of a block are compared as one sum, under the name of the last.
 
     Args:
         found: The reading.
@@ -424,7 +430,7 @@ def gaps(
         values: Values of all latent sites; soft labels are changed in place.
     """
     if found.experts:
-        # Half of the soft labels have the sign that the label wants; others may have the wrong one.
+        # Every other soft label gets the sign that its label requires; the rest may be wrong.
         soft = values[found.experts.soft]
         signs = jnp.asarray(rows.signs.T, soft.dtype).reshape(soft.shape)
         values[found.experts.soft] = jnp.where(
@@ -467,7 +473,7 @@ def gaps(
 
 
 def row_sums(term: Array, num_rows: int) -> Array:
-    """The sum of a term over each row, where rows are its first axis; else the term as it is."""
+    """The sums of a term over all axes but the first, if that is the rows; else the term."""
     return term.reshape(num_rows, -1).sum(1) if term.shape[:1] == (num_rows,) else term
 
 

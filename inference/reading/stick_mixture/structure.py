@@ -1,7 +1,4 @@
-"""The parts of a truncated stick-breaking mixture.
-
-They are the sites that play each part, the numbers of the priors, and the data by row.
-"""
+"""A truncated stick-breaking mixture: the part of each site, hyper-parameters, data by row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -48,7 +45,7 @@ def require(is_met: Any, message: str) -> None:
 
 
 def refuse_other_children(few: Program, allowed: Mapping[str, set]) -> None:
-    """Raises StructureError where a site depends on a parameter that allows other children only."""
+    """Raises StructureError where a site is not among the allowed children of a parameter."""
     for name, parents in few.parents.items():
         for parent in sorted(parents & set(allowed)):
             require(
@@ -59,13 +56,14 @@ def refuse_other_children(few: Program, allowed: Mapping[str, set]) -> None:
 
 
 def random_start(program: Program, seed: int, indices: Mapping[Any, int]) -> dict[str, np.ndarray]:
-    """Random unconstrained values of the latent sites of a program, drawn by NumPy, because JAX
-    would compile code for them.
+    """Random unconstrained values of the latent sites of a program.
+
+    They are drawn by NumPy, because JAX would compile code for them.
 
     Args:
         program: The model with its data.
         seed: The seed.
-        indices: The sites of indices, with their number of values.
+        indices: Sites that hold indices, each with the number of its values.
     """
     rng, found = np.random.default_rng(seed), {}
     for name in sorted(program.latent, key=lambda name: name in indices):
@@ -108,7 +106,7 @@ class Experts(NamedTuple):
 
 
 class StickLevel(NamedTuple):
-    """The sites of indices and of the stick-breaking weights that draw them."""
+    """A site of indices, and the stick-breaking weights from which they are drawn."""
 
     site: str
     sticks: str
@@ -116,7 +114,7 @@ class StickLevel(NamedTuple):
 
 
 class Prior(NamedTuple):
-    """The numbers of the priors."""
+    """The hyper-parameters of a mixture."""
 
     concentration: Any  # (concentration, rate) of alpha; where alpha is known, (alpha, infinity)
     upper: Any  # the same of the level above, or None
@@ -131,21 +129,21 @@ class MixtureRows(NamedTuple):
     features: np.ndarray  # [row, feature], NaN where missing; [row, 0] without such a site
     holes: np.ndarray  # (row, feature) of each latent missing entry, in the order of their site
     columns: tuple[np.ndarray, ...]  # of each block of columns, [row, column], NaN where missing
-    extras: np.ndarray  # [row, extra] what the experts see beside the features and the one
+    extras: np.ndarray  # [row, extra] other inputs of the experts than features and the constant
     design: tuple[int, ...]  # which entry of u each weight of an expert multiplies
     signs: np.ndarray  # of the soft labels [row, class]; 0 where the label leaves the sign open
-    task: np.ndarray  # [row]: whose sticks draw its group; 0 where there is one row of sticks
+    task: np.ndarray  # [row]: whose sticks its group is drawn from; 0 without tasks
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Which site plays which part in the mixture."""
+    """The part of each site in the mixture."""
 
     few: Program  # the model on a few of its rows
     z: str  # the group of each row
     sticks: str
     concentration: str | None
-    upper: StickLevel | None  # of the groups of tasks: which shared group each is
+    upper: StickLevel | None  # draws which shared group each group of a task is
     columns: tuple[ConjugateBlock, ...]
     features: ConjugateBlock | None
     holes: str | None  # the missing entries of the features
@@ -174,12 +172,12 @@ class Assignment:
 
     @property
     def num_groups(self) -> int:
-        """The number of groups with parameters: those that tasks share, where they do."""
+        """The number of groups that have parameters: the shared groups, where tasks share them."""
         return self.few.sites[self.upper.sticks].shape[0] + 1 if self.upper else self.num_own
 
     @property
     def known(self) -> set[str]:
-        """Every site that plays a part."""
+        """Every site that was read."""
         of_blocks = ((block.site, *block.priors) for block in self.blocks)
         parts = (*self.levels, *of_blocks, (self.holes,), self.experts or ())
         return {name for part in parts for name in part if name}
@@ -202,19 +200,25 @@ class Assignment:
         return random_start(program, seed, {level.site: num for level, num in pairs})
 
     def group_of_rows(self, values: Mapping[str, Array], task: Any) -> Array:
-        """The group whose parameters each row has, given the task of each."""
+        """The group whose parameters a row has, by row.
+
+        Args:
+            values: The values of the sites.
+            task: The task of each row.
+        """
         z = values[self.z]
         return values[self.upper.site][task, z] if self.upper else z
 
     def share_at(self, values: Mapping[str, Array]) -> Array | None:
-        """One-hot shared group of each group of a task [task, own group, group]; None without a
-        level above.
+        """The shared group of each group of a task, one-hot, [task, own group, group].
+
+        None where tasks share no groups.
         """
         one_hot = partial(jax.nn.one_hot, dtype=values[self.sticks].dtype)
         return one_hot(values[self.upper.site], self.num_groups) if self.upper else None
 
     def prior_at(self, program: Program, values: Mapping[str, Array]) -> Prior:
-        """The numbers of the priors, as the model has them at these values of the latent sites."""
+        """The hyper-parameters, as the model has them at these values of the latent sites."""
         trace = program.trace(values)
         fn = lambda name: unwrap(trace[name]["fn"])
 
@@ -240,8 +244,9 @@ class Assignment:
         )
 
     def by_column(self, leaf: Array, block: ConjugateBlock) -> Array:
-        """A parameter of a block: of the features [group, ...] as it is, of columns [group, column,
-        ...], with an axis of columns put in where there is none.
+        """A parameter of a block: [group, column, ...] for columns, [group, ...] for features.
+
+        Where the model has no axis of columns, one is inserted.
         """
         first = block.priors[0]
         return (
@@ -252,7 +257,7 @@ class Assignment:
         )
 
     def rows(self, program: Program) -> MixtureRows:
-        """The data of a program by row; refuses values that a family cannot have."""
+        """The data of a program by row; raises ValueError for values outside of a support."""
         rows = _rows_of(self, program)
         for block, x in zip(self.columns, rows.columns, strict=True):
             block.family.refuse(block.site, x)
@@ -290,12 +295,12 @@ def event_dim(program: Program, name: str) -> int:
 def values_by_group(
     found: Assignment, block: ConjugateBlock, values: Mapping[str, Array]
 ) -> tuple[Array, ...]:
-    """The parameters of a block of columns, each [group, column, ...]; those of the features."""
+    """The parameters of a block, each as `Assignment.by_column` returns it."""
     return tuple(found.by_column(values[name], block) for name in block.priors)
 
 
 def with_class_axis(value: Array, ndim: int) -> Array:
-    """The value of an experts' site, with a first axis of classes where it has none."""
+    """The value of an experts' site, whose first axis is that of classes, inserted if absent."""
     return value if value.ndim == ndim else value[None]
 
 
@@ -330,7 +335,7 @@ def _rows_of(found: Assignment, program: Program) -> MixtureRows:
 
 
 def _with_holes(found: Assignment, program: Program) -> Assignment:
-    # The assignment as it is on the rows of a program, of which none or some may have holes.
+    # The assignment for the rows of a program; `holes` is None where none of them has any.
     holes = (name for name in program.latent if program.sites[name].family == "ImproperUniform")
     return replace(found, holes=next(holes, None))
 
@@ -446,13 +451,13 @@ def _seen_by_experts(
 def _design(
     experts: Experts, seen: Mapping[str, Any], num_features: int
 ) -> tuple[np.ndarray, tuple[int, ...]]:
-    # Data columns beside the features and the one, and the place of each weight among them all.
+    # Data columns other than features and the constant 1, and the entry of u for each weight.
     extras, design = [], []
     for j, (first, second) in enumerate(zip(*seen["design"], strict=True)):
         require(
             (first == first[:1]).all() and (second == second[:1]).all(),
-            f"site {experts.soft!r}: weight {j} sees another column for each class; wanted one "
-            "design for all classes.",
+            f"site {experts.soft!r}: weight {j} multiplies a different column for each class; "
+            "wanted one design for all classes.",
         )
         same = [
             _equal(filled, each[0][:, None]).all(0)
@@ -466,9 +471,9 @@ def _design(
         else:
             require(
                 _equal(first, second).all(),
-                f"site {experts.soft!r}: what it sees of weight {j} moves with missing entries and "
-                "is no column of the features; wanted the features as they are, or data. Use SVI "
-                "with an autoguide for this model.",
+                f"site {experts.soft!r}: what weight {j} multiplies changes with missing entries "
+                "and is no column of the features; wanted the features as they are, or data. Use "
+                "SVI with an autoguide for this model.",
             )
             design.append(num_features + 1 + len(extras))
             extras.append(first[0])

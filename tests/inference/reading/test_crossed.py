@@ -256,7 +256,7 @@ def test_it_is_the_proof_that_refuses(name, monkeypatch):
 
 
 def test_rows_beyond_the_last_are_refused():
-    with pytest.raises(StructureError, match="nothing has the shape of one"):
+    with pytest.raises(StructureError, match="no sites and indices have the shapes of one"):
         read(Program(shelves, READER + 1, BOOK, STARS))
 
 

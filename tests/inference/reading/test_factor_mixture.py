@@ -127,7 +127,7 @@ REFUSALS = {
     ),
     "prior of the rows": (
         by_the_rows,
-        "site 'x': the numbers of the priors of its loadings follow the rows",
+        "site 'x': the numbers of the priors of its loadings depend on the rows",
     ),
 }
 

@@ -127,7 +127,7 @@ def test_covariance_is_the_one_that_the_model_factorises(edit):
     [
         ("noise of another mean", r"\['noise'\]: found another prior"),
         ("not affine", r"\['values'\]: found functions that are not affine"),
-        ("the other's height", r"\['height'\]: found scales of one function that bear on another"),
+        ("the other's height", r"\['height'\]: found scales of one function that affect another"),
         (
             "height elsewhere",
             r"\['noise', 'height'\]: found more in the model that depends on them",

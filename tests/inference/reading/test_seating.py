@@ -198,6 +198,6 @@ def test_an_edit_of_the_density_in_place_is_refused(kernel, monkeypatch):
 def test_parameters_that_follow_the_rows_are_refused():
     rule = lambda num_rows, **more: PitmanYor(0.8, 1.0 / num_rows, num_rows, **more)
     with pytest.raises(
-        StructureError, match="site 'team': the numbers of its prior follow the rows"
+        StructureError, match="site 'team': the numbers of its prior depend on the rows"
     ):
         check(ParticleFilter, teams(rule), KINDS)

@@ -173,7 +173,7 @@ REFUSALS = {
     "scaled loc": ({"gate": shifted}, "site 'x' .MultivariateNormal.: read as .* misses that by"),
     "prior of the rows": (
         {"gate": by_the_rows},
-        "site 'z': the numbers of the priors of its groups follow the rows",
+        "site 'z': the numbers of the priors of its groups depend on the rows",
     ),
     "side": (
         {"gate": beside},
@@ -204,7 +204,7 @@ REFUSALS = {
     "link": ({"expert": soft_with(score=lambda w, x: jnp.tanh(jnp.sum(w * x, -1)))}, "site 't'.*"),
     "squared features": (
         {"expert": soft_with(score=lambda w, x: jnp.sum(w * x**2, -1)), "x": HOLES},
-        "site 't': what it sees of weight 0 moves with missing entries and is no column of the "
+        "site 't': what weight 0 multiplies changes with missing entries and is no column of the "
         "features",
     ),
     "threshold": (
@@ -287,7 +287,7 @@ SILENT = {
     "masked last row": ({"gate": masked_last, "x": BITS, "expert": None}, "site 'x'"),
     "number of rows": (
         {"gate": by_their_number},
-        "site 'z': the numbers of the priors of its groups follow the rows",
+        "site 'z': the numbers of the priors of its groups depend on the rows",
     ),
 }
 

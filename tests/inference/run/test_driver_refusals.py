@@ -63,8 +63,8 @@ def test_wrong_kernels_are_refused():
 def test_replicates_that_need_the_host_cannot_run_on_devices_of_their_own():
     with pytest.raises(
         ValueError,
-        match="chain_method: replicates of ParticleFilter go to the host together; use "
-        "'sequential' or 'vectorized'",
+        match="chain_method: ParticleFilter changes all replicates together on the host, which "
+        "'parallel' cannot do; use 'sequential' or 'vectorized'",
     ):
         Driver(ParticleFilter(normal_mean), chain_method="parallel")
     # it never asks

@@ -170,7 +170,8 @@ def test_functions_among_arguments_are_told_by_what_they_do(make, kept):
     reading, _ = kernel.read(Program(linked, X, link(1.0)))
     reading.more(Program(linked, MORE, link(1.0)))
     with pytest.raises(
-        ValueError, match="update: more rows of the same model are wanted, and this is another one"
+        ValueError,
+        match="update: more rows of the same model are wanted, but the model is not the same",
     ):
         reading.more(Program(linked, MORE, link(-9.0)))
 
@@ -201,9 +202,9 @@ def test_a_number_may_come_as_another_kind_of_array(again):
 @pytest.mark.parametrize(
     ("y", "message"),
     [
-        (None, "argument 'y' is another one"),
-        (1.0, "argument 'y' is another one"),
-        (MORE > 0, "argument 'y' is another one"),  # flags joined to numbers would be numbers
+        (None, "argument 'y' is not the same"),
+        (1.0, "argument 'y' is not the same"),
+        (MORE > 0, "argument 'y' is not the same"),  # flags joined to numbers would be numbers
         (MORE[:0], "argument 'y' has no rows"),
         (MORE[:1], "arguments have {'x': 6, 'y': 1} rows; wanted as many in each"),
     ],

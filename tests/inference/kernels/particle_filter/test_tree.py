@@ -332,7 +332,7 @@ def test_numbers_that_follow_the_rows_are_refused(component, num_rows):
     x, y = np.nan_to_num(X[:num_rows]), Y[:num_rows]
     with pytest.raises(
         StructureError,
-        match="site 'x': the numbers of its prior follow the rows: on 12 others they are off by",
+        match="site 'x': the numbers of its prior depend on the rows: on 12 others they are off by",
     ):
         Driver(ParticleFilter(aclass), progress_bar=False).run(0, x, y, component=component)
 
@@ -351,6 +351,6 @@ def test_numbers_of_the_partition_that_follow_the_rows_are_refused(name, number,
         return aclass(x, y, **{name: len(x) * number})
 
     with pytest.raises(
-        StructureError, match=f"site '{site}': the numbers of its prior follow the rows"
+        StructureError, match=f"site '{site}': the numbers of its prior depend on the rows"
     ):
         Driver(ParticleFilter(model), progress_bar=False).run(0, X, Y)

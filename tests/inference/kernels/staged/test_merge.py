@@ -317,7 +317,7 @@ def fake(is_over=True, num_rows=50, model=line, replicates=1, x64=True, **settin
         (
             lambda: [fake(), fake(num_rows=40, model=line_of_wide_prior)],
             ValueError,
-            "parts, number 1: .* and this is another one",
+            "parts, number 1: .* but the model is not the same",
         ),
     ],
     ids=[

@@ -356,7 +356,7 @@ def test_before_the_last_stage_has_finished_no_error_is_claimed():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"x": X[:5, :1], "y": Y[:5]}, "argument 'x' is another one"),
+        ({"x": X[:5, :1], "y": Y[:5]}, "argument 'x' is not the same"),
         ({"x": np.full((5, 2), np.nan), "y": Y[:5]}, "site 'y'"),
     ],
     ids=["columns", "NaN"],
