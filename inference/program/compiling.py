@@ -36,6 +36,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from platformdirs import user_cache_path
 
 __all__ = [
+    "QUICKLY",
     "as_numpy",
     "built",
     "compiled",
@@ -49,6 +50,8 @@ __all__ = [
     "trace_hash",
 ]
 
+# options of a compiler that is faster, and whose code is slower
+QUICKLY = {"xla_backend_optimization_level": 0}
 BUILT: dict[Any, Any] = {}  # compiled code, the most recently used at the end
 MOST_BUILT = 32
 # files of Linux: the memory maps of this process, one a line, and their largest number
@@ -63,7 +66,7 @@ def once(function: Callable, *arguments: Any) -> Callable:
         function: a function of arrays.
         *arguments: arrays, or trees of them, of the shapes and types that it will be called with.
     """
-    return compiled(function, *arguments, options={"xla_backend_optimization_level": 0})
+    return compiled(function, *arguments, options=QUICKLY)
 
 
 def compiled(

@@ -122,18 +122,21 @@ def inspect_model(model: Callable, args: tuple, kwargs: dict[str, Any]) -> Inspe
     return found
 
 
-def initial_value(message: dict[str, Any], radius: float = 2.0) -> Array | None:
+def initial_value(message: dict[str, Any], radius: Any = 2.0) -> Array | None:
     """A start of a latent site, uniform in unconstrained space; None to draw it from its prior.
 
     Args:
         message: the site, as NumPyro's handlers pass it.
-        radius: largest distance from 0 in unconstrained space.
+        radius: largest distance from 0 in unconstrained space; None for 0 itself, without a draw.
     """
-    is_latent = message["type"] == "sample" and not message["is_observed"]
-    if not is_latent or isinstance(unwrap(message["fn"]), dist.Delta):
+    fn, is_latent = message["fn"], message["type"] == "sample" and not message["is_observed"]
+    if not is_latent or isinstance(unwrap(fn), dist.Delta) or fn.support.is_discrete:
         return None
     try:
-        return init_to_uniform(message, radius=radius)
+        if radius is not None:
+            return init_to_uniform(message, radius=radius)
+        transform = dist.biject_to(fn.support)
+        return transform(jnp.zeros(transform.inverse_shape(fn.shape())))
     # by these two NumPyro says that a support has no transform
     except (NotImplementedError, ValueError):
         return None

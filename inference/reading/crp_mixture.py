@@ -33,7 +33,6 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array, random
 from numpyro import handlers
-from numpyro.infer import init_to_feasible
 
 from inference.distributions.partitions import ExchangeablePartition
 from inference.program.compiling import once
@@ -72,8 +71,8 @@ def _started(
         if name in given or name == z:
             return given.get(name, one_group)
         is_matrix = message["type"] == "sample" and unwrap(message["fn"]).event_dim > 1
-        value = initial_value(message, radius=0.5 if is_matrix else 0.5 * spread)
-        return value if value is None or rng_key is not None else init_to_feasible(message)
+        radius = None if rng_key is None else 0.5 if is_matrix else 0.5 * spread
+        return initial_value(message, radius)
 
     seeded = handlers.seed(program.model, random.key(0) if rng_key is None else rng_key)
     model = handlers.substitute(seeded, substitute_fn=start)

@@ -41,7 +41,7 @@ from inference.maths.slice_walk import (
     direction,
     walk,
 )
-from inference.program.compiling import once
+from inference.program.compiling import QUICKLY, once
 from inference.program.program import Program
 from inference.program.sites import StructureError
 from inference.reading.density import NO_REFERENCE, Exchangeable, Split, exchangeable, relabel
@@ -380,7 +380,7 @@ class Nesting:
 
 
 # takes a third of the time to compile, and 4 times as long to run
-@partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
+@partial(jax.jit, static_argnums=0, compiler_options=QUICKLY)
 def _block(drawing: Callable, rng_key: Array, given: Any) -> Array:
     return jax.vmap(drawing(given))(random.split(rng_key, BLOCK))
 

@@ -15,6 +15,8 @@ import numpy as np
 from jax import Array, random
 from jaxtyping import Int
 
+from inference.program.compiling import QUICKLY
+
 __all__ = [
     "Genealogy",
     "drawn",
@@ -103,7 +105,7 @@ def joined(
     return genealogy._replace(link=link, joined=jnp.asarray(row, jnp.int32))
 
 
-@jax.jit
+@partial(jax.jit, compiler_options=QUICKLY)
 def partitions(genealogy: Genealogy, seen: Array) -> tuple[Array, Array, Array]:
     """Returns the class, the group and the ancestor of every row, each [row, grid, particle].
 
@@ -172,7 +174,7 @@ def drawn(
     return cls[at], group[at] if len(genealogy.parent) else in_order(cls[at], group[at])
 
 
-@partial(jax.jit, static_argnums=(2, 3))
+@partial(jax.jit, static_argnums=(2, 3), compiler_options=QUICKLY)
 def drawn_particles(
     rng_key: Array, state: Any, num_draws: int, is_joint: bool
 ) -> tuple[Array, Array, Array]:
