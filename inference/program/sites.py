@@ -129,8 +129,10 @@ def initial_value(message: dict[str, Any], radius: Any = 2.0) -> Array | None:
         message: the site, as NumPyro's handlers pass it.
         radius: largest distance from 0 in unconstrained space; None for 0 itself, without a draw.
     """
-    fn, is_latent = message["fn"], message["type"] == "sample" and not message["is_observed"]
-    if not is_latent or isinstance(unwrap(fn), dist.Delta) or fn.support.is_discrete:
+    if message["type"] != "sample" or message["is_observed"]:
+        return None
+    fn = message["fn"]
+    if isinstance(unwrap(fn), dist.Delta) or fn.support.is_discrete:
         return None
     try:
         if radius is not None:
