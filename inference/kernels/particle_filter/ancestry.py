@@ -105,7 +105,7 @@ def joined(
     return genealogy._replace(link=link, joined=jnp.asarray(row, jnp.int32))
 
 
-@partial(jax.jit, compiler_options=QUICKLY)
+@jax.jit
 def partitions(genealogy: Genealogy, seen: Array) -> tuple[Array, Array, Array]:
     """Returns the class, the group and the ancestor of every row, each [row, grid, particle].
 
