@@ -98,18 +98,14 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         progress_bar: bool = False,
         random_state: Any = None,
     ):
-        self.num_particles, self.alpha, self.gamma, self.component = (
-            num_particles,
-            alpha,
-            gamma,
-            component,
-        )
-        self.max_groups, self.resampling, self.rejuvenate, self.grid = (
-            max_groups,
-            resampling,
-            rejuvenate,
-            grid,
-        )
+        self.num_particles = num_particles
+        self.alpha = alpha
+        self.gamma = gamma
+        self.component = component
+        self.max_groups = max_groups
+        self.resampling = resampling
+        self.rejuvenate = rejuvenate
+        self.grid = grid
         self.keep_assignments, self.num_samples = keep_assignments, num_samples
         self.max_time, self.progress_bar, self.random_state = max_time, progress_bar, random_state
 

@@ -167,19 +167,15 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         progress_bar: bool = False,
         random_state: Any = None,
     ):
-        self.base, self.covariance, self.is_ard, self.amplitude, self.lengthscale = (
-            base,
-            covariance,
-            is_ard,
-            amplitude,
-            lengthscale,
-        )
-        self.persistence, self.capacity, self.max_capacity, self.knows_density = (
-            persistence,
-            capacity,
-            max_capacity,
-            knows_density,
-        )
+        self.base = base
+        self.covariance = covariance
+        self.is_ard = is_ard
+        self.amplitude = amplitude
+        self.lengthscale = lengthscale
+        self.persistence = persistence
+        self.capacity = capacity
+        self.max_capacity = max_capacity
+        self.knows_density = knows_density
         self.num_warmup, self.num_samples, self.num_chains = num_warmup, num_samples, num_chains
         self.max_time, self.progress_bar, self.random_state = max_time, progress_bar, random_state
 

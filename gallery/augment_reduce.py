@@ -86,25 +86,19 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         progress_bar: bool = False,
         random_state: Any = None,
     ):
-        self.noise, self.num_classes, self.batch_size, self.num_negatives = (
-            noise,
-            num_classes,
-            batch_size,
-            num_negatives,
-        )
-        self.max_iter, self.prior_scale, self.rank, self.posterior, self.step_size = (
-            max_iter,
-            prior_scale,
-            rank,
-            posterior,
-            step_size,
-        )
-        self.num_samples, self.max_time, self.progress_bar, self.random_state = (
-            num_samples,
-            max_time,
-            progress_bar,
-            random_state,
-        )
+        self.noise = noise
+        self.num_classes = num_classes
+        self.batch_size = batch_size
+        self.num_negatives = num_negatives
+        self.max_iter = max_iter
+        self.prior_scale = prior_scale
+        self.rank = rank
+        self.posterior = posterior
+        self.step_size = step_size
+        self.num_samples = num_samples
+        self.max_time = max_time
+        self.progress_bar = progress_bar
+        self.random_state = random_state
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()

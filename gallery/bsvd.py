@@ -104,30 +104,22 @@ class BSVDCompleter(BaseEstimator):
         progress_bar: bool = False,
         random_state: Any = None,
     ):
-        self.shape, self.link, self.num_components, self.a, self.b = (
-            shape,
-            link,
-            num_components,
-            a,
-            b,
-        )
-        self.row_features, self.column_features, self.missingness = (
-            row_features,
-            column_features,
-            missingness,
-        )
-        self.learn_factors, self.num_warmup, self.num_samples, self.thinning = (
-            learn_factors,
-            num_warmup,
-            num_samples,
-            thinning,
-        )
-        self.num_chains, self.dtype, self.max_time, self.progress_bar = (
-            num_chains,
-            dtype,
-            max_time,
-            progress_bar,
-        )
+        self.shape = shape
+        self.link = link
+        self.num_components = num_components
+        self.a = a
+        self.b = b
+        self.row_features = row_features
+        self.column_features = column_features
+        self.missingness = missingness
+        self.learn_factors = learn_factors
+        self.num_warmup = num_warmup
+        self.num_samples = num_samples
+        self.thinning = thinning
+        self.num_chains = num_chains
+        self.dtype = dtype
+        self.max_time = max_time
+        self.progress_bar = progress_bar
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> "BSVDCompleter":

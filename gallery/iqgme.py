@@ -91,25 +91,19 @@ class IQGMEClassifier(LocalExperts):
         random_state: Any = None,
     ):
         self.n_factors, self.precision, self.gate_rows = n_factors, precision, gate_rows
-        self.truncation, self.inference, self.sparse, self.alpha, self.shrinkage = (
-            truncation,
-            inference,
-            sparse,
-            alpha,
-            shrinkage,
-        )
-        self.restarts, self.max_iter, self.tolerance, self.num_samples = (
-            restarts,
-            max_iter,
-            tolerance,
-            num_samples,
-        )
-        self.batch_size, self.max_time, self.progress_bar, self.random_state = (
-            batch_size,
-            max_time,
-            progress_bar,
-            random_state,
-        )
+        self.truncation = truncation
+        self.inference = inference
+        self.sparse = sparse
+        self.alpha = alpha
+        self.shrinkage = shrinkage
+        self.restarts = restarts
+        self.max_iter = max_iter
+        self.tolerance = tolerance
+        self.num_samples = num_samples
+        self.batch_size = batch_size
+        self.max_time = max_time
+        self.progress_bar = progress_bar
+        self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> "IQGMEClassifier":
         """Fit all rows.

@@ -90,25 +90,19 @@ class MultiTaskIQGMEClassifier(LocalExperts):
         random_state: Any = None,
     ):
         self.init, self.precision, self.gate_rows = init, precision, gate_rows
-        self.truncation, self.num_shared, self.sparse, self.alpha, self.beta = (
-            truncation,
-            num_shared,
-            sparse,
-            alpha,
-            beta,
-        )
-        self.shrinkage, self.restarts, self.max_iter, self.tolerance = (
-            shrinkage,
-            restarts,
-            max_iter,
-            tolerance,
-        )
-        self.num_samples, self.max_time, self.progress_bar, self.random_state = (
-            num_samples,
-            max_time,
-            progress_bar,
-            random_state,
-        )
+        self.truncation = truncation
+        self.num_shared = num_shared
+        self.sparse = sparse
+        self.alpha = alpha
+        self.beta = beta
+        self.shrinkage = shrinkage
+        self.restarts = restarts
+        self.max_iter = max_iter
+        self.tolerance = tolerance
+        self.num_samples = num_samples
+        self.max_time = max_time
+        self.progress_bar = progress_bar
+        self.random_state = random_state
 
     def fit(self, X: Any, y: Any, task: Any = None) -> "MultiTaskIQGMEClassifier":
         """Fit all rows.

@@ -87,13 +87,11 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
         progress_bar: bool = False,
         random_state: Any = None,
     ):
-        self.order, self.max_order, self.prior, self.cluster, self.num_stages = (
-            order,
-            max_order,
-            prior,
-            cluster,
-            num_stages,
-        )
+        self.order = order
+        self.max_order = max_order
+        self.prior = prior
+        self.cluster = cluster
+        self.num_stages = num_stages
         self.num_live, self.num_sweeps, self.num_samples = num_live, num_sweeps, num_samples
         self.max_time, self.progress_bar, self.random_state = max_time, progress_bar, random_state
 

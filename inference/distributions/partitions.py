@@ -109,12 +109,10 @@ class ExchangeablePartition(dist.Distribution):
             )
         for name, value in parameters.items():
             setattr(self, name, jnp.asarray(value, jnp.result_type(float)))
-        self.labels, self.num_rows, self.num_classes, self.max_groups = (
-            labels,
-            num_rows,
-            num_classes,
-            max_groups,
-        )
+        self.labels = labels
+        self.num_rows = num_rows
+        self.num_classes = num_classes
+        self.max_groups = max_groups
         self.capacity = capacity or min(num_rows, max_groups or num_rows)
         batch_shape = lax.broadcast_shapes(
             np.shape(labels)[:-1], *map(jnp.shape, parameters.values())

@@ -67,12 +67,10 @@ class RowProxy:
     """
 
     def __init__(self, site: Site, give: Callable[[tuple[Any, ...]], Array]):
-        self.site, self.shape, self.dtype, self.ndim = (
-            site.name,
-            site.shape,
-            site.dtype,
-            len(site.shape),
-        )
+        self.site = site.name
+        self.shape = site.shape
+        self.dtype = site.dtype
+        self.ndim = len(site.shape)
         self._give = give
 
     def __len__(self) -> int:

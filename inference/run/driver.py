@@ -80,11 +80,9 @@ class Driver:
     ):
         self.kernel = kernel
         self.num_warmup, self.num_samples, self.num_chains = num_warmup, num_samples, num_chains
-        self.thinning, self.chain_method, self.jit_model_args = (
-            thinning,
-            chain_method,
-            jit_model_args,
-        )
+        self.thinning = thinning
+        self.chain_method = chain_method
+        self.jit_model_args = jit_model_args
         self.progress_bar, self.checkpoint, self.save_every = progress_bar, checkpoint, save_every
         self.stop, self.max_time = stop, max_time
         self.extra_fields, self.groups = tuple(extra_fields), tuple(groups)
