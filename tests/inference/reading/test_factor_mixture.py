@@ -17,6 +17,8 @@ from inference import CoordinateAscent, Driver, Program, StructureError
 from inference.distributions import Missing
 from inference.reading import factor_mixture, proof
 from inference.reading.factor_mixture import has_factors, read_factors
+from inference.reading.proof import further
+from inference.reading.stick_mixture import read
 from tests.inference.factor_mixtures import FACTORED, FEATURES, factor_case
 from zoo.iqgme import iqgme
 from zoo.iqgme_factors import iqgme_factors, linear_features
@@ -177,7 +179,8 @@ def test_what_acts_on_some_rows_or_large_values_is_refused(name, monkeypatch):
     monkeypatch.setattr(
         factor_mixture, "many_rows", lambda program, z, _: factor_mixture.some_rows(program, z, 12)
     )
-    monkeypatch.setattr(proof, "magnitudes", lambda *_: 5 * [proof.Magnitude(1.0, 1.0)])
+    near = lambda *given: [(*starts, proof.Magnitude(1.0, 1.0)) for *starts, _ in further(*given)]
+    monkeypatch.setattr(read, "further", near)
     read_factors(program)
 
 
