@@ -205,6 +205,11 @@ class Driver:
         return self._finished_run("reading").stepper.reading
 
     @property
+    def data(self) -> Any:
+        """The arrays that the kernel's steps take, of the last run or update."""
+        return self._finished_run("data").stepper.data
+
+    @property
     def program(self) -> Program | None:
         """The model with the data of the last run or update; None where the kernel has no model."""
         return self._finished_run("program").program

@@ -227,8 +227,9 @@ def test_each_worker_has_named_members_in_a_way_of_its_own(bug, monkeypatch):
 
 
 def test_what_is_drawn_has_its_own_density(monkeypatch):
-    """The first worker's draws, wherever its components reach: the mean over draws of a Normal density over
-    theirs is 1. Its clusters overlap with their copies.
+    """The first worker's draws, wherever its components reach.
+
+    The mean over draws of a Normal density over theirs is 1. Its clusters overlap with their copies.
     """
     kernel = MergedStages([fake(model=pair), fake(model=pair)])
     reading, _ = Staged.read(kernel, Program(pair, TWO))
@@ -280,6 +281,7 @@ def fake(is_over=True, num_rows=50, model=line, replicates=1, x64=True, **settin
         "reading": reading,
         "data": data,
     }
+    assert all(hasattr(Driver, name) for name in told)
     driver.__class__ = type("Fake", (Driver,), told)
     return driver
 
