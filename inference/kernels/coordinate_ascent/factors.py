@@ -207,8 +207,8 @@ class FactorAscent:
         in_group = lambda part: group_conditional(message, moments, *part)
         parts = (data, state.score)
         given = compiled(lambda parts: lax.map(in_group, parts), parts)(parts)
-        shape = data.signs.shape
-        flat = lambda leaf: leaf.reshape(shape[0] * shape[1], *leaf.shape[2:])[: len(self.rows.features)]
+        num_rows, num_places = len(self.rows.features), data.signs.shape[0] * data.signs.shape[1]
+        flat = lambda leaf: leaf.reshape(num_places, *leaf.shape[2:])[:num_rows]
         given, signs, score = jax.tree.map(flat, (given, data.signs, state.score))
 
         def one(key: Array) -> dict[str, Array]:

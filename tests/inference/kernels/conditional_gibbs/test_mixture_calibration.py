@@ -66,7 +66,8 @@ class Holed(MCMCKernel):
         y = LABELS[num_classes]
         told = TOLD | {"num_classes": num_classes, "expert": partial(soft_probit, **EXPERT)}
         self.model, self.num_classes = model, num_classes
-        self.sweep = MixtureRoute(Program(iqgme, np.where(HOLES, np.nan, X), y, **told))
+        with jax.ensure_compile_time_eval():  # as a kernel reads within other traced code
+            self.sweep = MixtureRoute(Program(iqgme, np.where(HOLES, np.nan, X), y, **told))
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
         program = Program(self.model, *model_args, **model_kwargs)
