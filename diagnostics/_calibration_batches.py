@@ -4,6 +4,9 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +41,8 @@ class Plan(NamedTuple):
     alpha: float
     folder: str | os.PathLike[str] | None
     batch_size: int | None
+    # `inference.run.cluster.submitted` on a cluster; None: batches run here
+    submitted: Callable | None = None
 
 
 def compiled(plan: Plan, replicate: Callable[[Array], Found]) -> Calibration:
@@ -52,8 +57,30 @@ def compiled(plan: Plan, replicate: Callable[[Array], Found]) -> Calibration:
         replicate: `rng_key -> {"num_draws": L, PREFIX + quantity: rank}`, traceable.
     """
     check_count("num_replicates", plan.num_replicates)
+    devices = len(jax.local_devices())
+    size = -(-_batch_size(plan, min(plan.num_replicates, 100)) // devices) * devices
+    try:
+        lowered = _lowered(replicate, _key(plan.rng_key), size)
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
+        error.add_note(UNTRACEABLE)
+        raise
+    executable: list[Callable] = []  # compiled only when a batch is not in the folder
+
+    def batch(key, numbers):
+        executable[:] = executable or [lowered.compile()]
+        return executable[0](key, jnp.asarray(numbers, jnp.int32))
+
+    def batch_of_task(key, numbers):  # a worker cannot take compiled code
+        code = _lowered(replicate, key, len(numbers)).compile()
+        return code(key, jnp.asarray(numbers, jnp.int32))
+
+    own = batch if plan.submitted is None else batch_of_task
+    return _run_batches(plan, size, own, {"program": _sha(lowered.as_text())})
+
+
+def _lowered(replicate: Callable[[Array], Found], key: Array, size: int) -> Any:
+    """The lowered program of a batch, divided among the devices of this process."""
     devices = jax.local_devices()
-    size = -(-_batch_size(plan, min(plan.num_replicates, 100)) // len(devices)) * len(devices)
 
     def each(key, numbers):
         one = lambda number: replicate(random.fold_in(key, number))
@@ -67,18 +94,7 @@ def compiled(plan: Plan, replicate: Callable[[Array], Found]) -> Calibration:
         each = jax.shard_map(
             each, mesh=mesh, in_specs=(PartitionSpec(), spread), out_specs=spread, check_vma=False
         )
-    try:
-        lowered = jax.jit(each).lower(_key(plan.rng_key), jnp.arange(size, dtype=jnp.int32))
-    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
-        error.add_note(UNTRACEABLE)
-        raise
-    executable: list[Callable] = []  # compiled only when a batch is not in the folder
-
-    def batch(key, numbers):
-        executable[:] = executable or [lowered.compile()]
-        return executable[0](key, jnp.asarray(numbers, jnp.int32))
-
-    return _run_batches(plan, size, batch, {"program": _sha(lowered.as_text())})
+    return jax.jit(each).lower(key, jnp.arange(size, dtype=jnp.int32))
 
 
 def one_by_one(
@@ -149,16 +165,20 @@ def _run_batches(
         "batch_size": size,
     }
     kept = None if plan.folder is None else Folder(plan.folder, identity)
-    parts = []
-    for number in range(-(-plan.num_replicates // size)):
-        part = kept.load(number) if kept else None
-        if part is None:
-            part = jax.device_get(dict(batch(key, np.arange(number * size, (number + 1) * size))))
+    every = range(-(-plan.num_replicates // size))
+    parts: dict[int, Any] = {number: kept.load(number) if kept else None for number in every}
+    left = [number for number in every if parts[number] is None]
+    items = [(key, np.arange(number * size, (number + 1) * size)) for number in left]
+    here = lambda: nullcontext(starmap(partial(_batch_of, batch), items))
+    with plan.submitted(_batch_of, (batch,), items) if plan.submitted else here() as found:
+        for number, part in zip(left, found, strict=True):
+            if isinstance(part, str):  # the signal that ended the tasks before it began
+                raise KeyboardInterrupt(part)
+            parts[number] = part
             if kept:
                 kept.save(number, part)
-        parts.append(part)
     found = {
-        name: np.concatenate([part[name] for part in parts])[: plan.num_replicates]
+        name: np.concatenate([part[name] for part in parts.values()])[: plan.num_replicates]
         for name in parts[0]
     }
     lengths = np.unique(found.pop("num_draws"))
@@ -180,6 +200,13 @@ def _run_batches(
         int(lengths[0]),
         plan.alpha,
     )
+
+
+def _batch_of(
+    batch: Callable[[Array, np.ndarray], Found], key: Array, numbers: np.ndarray, _bar: Any = None
+) -> Found:
+    """The ranks of a batch; a task of a cluster also gets a bar, which it does not show."""
+    return jax.device_get(dict(batch(key, numbers)))
 
 
 def _sha(text: str) -> str:

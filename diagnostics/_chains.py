@@ -140,7 +140,7 @@ def _rhat(moved: dict[str, xr.DataArray], left_out: list[str]) -> Verdict:
     over = [name for name, values in found.items() if (values >= MOST_RHAT).any()]
     reason = (
         f"Rank R-hat reaches {MOST_RHAT} for {some(over)}: the chains have not converged to "
-        f"the same distribution.{beside}"
+        f"the same distribution. Take more steps (num_warmup, num_samples).{beside}"
     )
     return Verdict("R-hat", False, {"largest": value, "of": worst}, reason)
 

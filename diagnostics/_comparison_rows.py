@@ -8,7 +8,7 @@ import xarray as xr
 
 from diagnostics._verdict import group_of
 
-__all__ = ["ROW", "check_same_data", "held_out_rows", "joined"]
+__all__ = ["ROW", "difference_of_data", "held_out_rows", "joined"]
 
 ROW = "observation"
 
@@ -61,10 +61,12 @@ def held_out_rows(test: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return log-likelihoods of held-out rows, [chain, draw, row].
 
     Args:
-        test: name of a model -> array or tree; a draw may give a row probability 0.
+        test: name of a model -> array or tree; a draw may give a row probability 0. An array [row]
+            becomes one chain of one draw.
     """
     trees = {name: values for name, values in test.items() if isinstance(values, xr.DataTree)}
-    check_same_data(trees, "test")
+    if (difference := difference_of_data(trees, "test")) is not None:
+        raise difference
     of_trees = joined(trees, "test", zero=True)
     found = {
         name: of_trees[name].values if name in of_trees else _array(name, values)
@@ -80,8 +82,8 @@ def held_out_rows(test: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return found
 
 
-def check_same_data(trees: Mapping[str, xr.DataTree], who: str = "trees") -> None:
-    """Refuse trees that observe different arrays; names of sites do not matter."""
+def difference_of_data(trees: Mapping[str, xr.DataTree], who: str = "trees") -> ValueError | None:
+    """Return the error of trees that observe different arrays; names of sites do not matter."""
     holders = {
         name: group_of(tree, "observed_data")
         for name, tree in trees.items()
@@ -93,10 +95,11 @@ def check_same_data(trees: Mapping[str, xr.DataTree], who: str = "trees") -> Non
         for site, values in holders[str(first)].data_vars.items():
             at = next((i for i, other in enumerate(left) if _equal(other, values.values)), None)
             if at is None:
-                raise _other_data(who, str(first), holders[str(first)], name, data, str(site))
+                return _other_data(who, str(first), holders[str(first)], name, data, str(site))
             del left[at]
         if left:
-            raise _other_data(who, str(first), holders[str(first)], name, data, "a further site")
+            return _other_data(who, str(first), holders[str(first)], name, data, "a further site")
+    return None
 
 
 def _other_data(
@@ -123,6 +126,7 @@ def _array(name: str, values: Any) -> np.ndarray:
         values.transpose("chain", "draw", ...) if isinstance(values, xr.DataArray) else values,
         float,
     )
+    array = array[None, None] if array.ndim == 1 else array
     if array.ndim < 3 or not (array < np.inf).all():
         bad = int(np.sum(~(array < np.inf)))
         raise ValueError(

@@ -17,7 +17,9 @@ def complete(tree: xr.DataTree) -> Verdict:
         str(tree.attrs["ended"]), f"{tree.attrs['ended']!r}"
     )
     return ended._replace(
-        ok=False, reason=f"Ended by {way} before it had finished: part of the evidence is missing."
+        ok=False,
+        reason=f"Ended by {way} before it had finished: there is no evidence yet, and the draws "
+        "are not of the posterior. `Driver.extend` goes on.",
     )
 
 
@@ -25,6 +27,8 @@ def finite_evidence(tree: xr.DataTree) -> Verdict:
     """Check that the log-evidence of the run and of every replicate is finite."""
     name, each = "log-evidence", each_of(tree, "log_evidence")
     whole = attribute(tree, "log_evidence")
+    if "unfinished" in tree.children:
+        return Verdict(name, None, {}, "Unknown before the end of the run.")
     if whole is None:
         return Verdict(name, None, {}, 'attrs["log_evidence"] is not in the tree.')
     bad = np.flatnonzero(~np.isfinite(each)).tolist()

@@ -17,7 +17,7 @@ from diagnostics._evidence import (
     num_particles,
     steps_taken,
 )
-from diagnostics._nested import error_against_spread, walks
+from diagnostics._nested import enough_draws, error_against_spread, walks
 from diagnostics._verdict import Verdict, each_of, finite_draws, group_of
 
 __all__ = ["DECISIVE", "smc_verdicts"]
@@ -38,7 +38,7 @@ def smc_verdicts(tree: xr.DataTree) -> list[Verdict]:
     finite = [finite_draws(tree), finite_evidence(tree), *finite_likelihood(tree)]
     is_tempered = "exponent" in group_of(tree, "sample_stats")
     own = (
-        [walks(tree), error_against_spread(tree)]
+        [walks(tree), error_against_spread(tree), _effective(tree)]
         if is_tempered
         else [_resamplings(tree), _histories(tree)]
     )
@@ -91,6 +91,14 @@ def _ess_path(tree: xr.DataTree) -> Verdict:
     return Verdict(
         name, True, figures, f"At least {LEAST_PARTICLES} effective particles at every step."
     )
+
+
+def _effective(tree: xr.DataTree) -> Verdict:
+    """Effective sample size of the last weights, which the draws are resampled by, summed over
+    replicates.
+    """
+    count = float(sum(path[-1] for path in _paths(tree, "ess") if len(path)))
+    return enough_draws(count)
 
 
 def _resamplings(tree: xr.DataTree) -> Verdict:

@@ -10,7 +10,14 @@ from diagnostics._evidence import complete, finite_evidence, finite_likelihood, 
 from diagnostics._psis import good_k, psis
 from diagnostics._verdict import Verdict, attribute, each_of, finite_draws, group_of
 
-__all__ = ["DECISIVE", "error_against_spread", "insertion_rank_test", "nested_verdicts", "walks"]
+__all__ = [
+    "DECISIVE",
+    "enough_draws",
+    "error_against_spread",
+    "insertion_rank_test",
+    "nested_verdicts",
+    "walks",
+]
 
 DECISIVE = ("draws", "log-evidence", "insertion ranks", "effective draws", "ended", "importance")
 ALPHA = 0.01  # p-values below it fail
@@ -26,6 +33,7 @@ def nested_verdicts(tree: xr.DataTree) -> list[Verdict]:
     own = [
         _insertion(tree),
         walks(tree),
+        *_modes(tree),
         _information(tree),
         error_against_spread(tree),
         _effective(tree),
@@ -159,6 +167,20 @@ def walks(tree: xr.DataTree) -> Verdict:
     )
 
 
+def _modes(tree: xr.DataTree) -> list[Verdict]:
+    """Check that no mode was lost; no verdict where the kernel does not count lost modes."""
+    if not len(lost := each_of(tree, "num_lost_modes")):
+        return []
+    figures = {"found": each_of(tree, "num_modes"), "lost": int(lost.sum())}
+    if lost.any():
+        reason = (
+            "Modes were found that had no point or no place in the end: what they hold is missing "
+            "from the evidence and the draws. Take more live points."
+        )
+        return [Verdict("modes", False, figures, reason)]
+    return [Verdict("modes", True, figures, "Every mode that was found kept its points.")]
+
+
 def _nested_errors(tree: xr.DataTree) -> np.ndarray:
     """Claimed errors of the live points alone, [replicate]; empty where no summary or importance
     sampling adds to them.
@@ -263,19 +285,20 @@ def _effective(tree: xr.DataTree) -> Verdict:
         total = float(
             np.sum(np.exp(2 * logsumexp(weights, axis=1) - logsumexp(2 * weights, axis=1)))
         )
-    if not total >= LEAST_DRAWS:
-        return Verdict(
-            "effective draws",
-            False,
-            {"count": total},
-            f"Fewer than {LEAST_DRAWS}: the equally weighted posterior repeats a few points.",
-        )
-    return Verdict(
-        "effective draws",
-        True,
-        {"count": total},
-        f"At least {LEAST_DRAWS} points carry the weight of the posterior.",
+    return enough_draws(total)
+
+
+def enough_draws(count: float) -> Verdict:
+    """Check the effective sample size of the weights of all points.
+
+    ArviZ's own is no use here: resampled draws are independent, but they repeat points.
+    """
+    reason = (
+        f"At least {LEAST_DRAWS} points carry the weight of the posterior."
+        if count >= LEAST_DRAWS
+        else f"Fewer than {LEAST_DRAWS}: the equally weighted posterior repeats a few points."
     )
+    return Verdict("effective draws", count >= LEAST_DRAWS, {"count": count}, reason)
 
 
 def _summaries(tree: xr.DataTree) -> Verdict:

@@ -85,7 +85,7 @@ class Report:
     @property
     def text(self) -> str:
         """One page: the conclusion, then each verdict with its figures and its reason."""
-        lines = [self.title, self._headline(), ""]
+        lines = [self.headline, self.title, ""]
         for name, ok, figures, reason in self.verdicts:
             shown = ", ".join(f"{key} {_number(value)}" for key, value in figures.items())
             lines += [f"  {MARKS[ok]:>3}  {name:<20} {shown}".rstrip()]
@@ -104,7 +104,9 @@ class Report:
     def __str__(self) -> str:
         return self.text
 
-    def _headline(self) -> str:
+    @property
+    def headline(self) -> str:
+        """The conclusion, and the checks that it rests on, in one line."""
         failed = [verdict.name for verdict in self.verdicts if verdict.ok is False]
         if failed:
             return f"NOT TRUSTED: {', '.join(failed)}."
@@ -166,7 +168,8 @@ def finite_draws(tree: xr.DataTree) -> Verdict:
             "undefined.",
         )
     if not posterior.data_vars:
-        return Verdict("draws", None, {}, "No posterior in the tree.")
+        where = "; the draws so far are in `unfinished`" if "unfinished" in tree.children else ""
+        return Verdict("draws", None, {}, f"No posterior in the tree{where}.")
     return Verdict("draws", True, {"a replicate": posterior.sizes["draw"]}, "All finite.")
 
 

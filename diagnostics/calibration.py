@@ -29,6 +29,7 @@ power against known bugs, and the rate of false alarms, are in tests/bench/calib
 import copy
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -43,6 +44,7 @@ from diagnostics._calibration_batches import PREFIX, Plan, check_count, compiled
 from diagnostics._calibration_joint import Joint, Values
 from diagnostics._calibration_result import Calibration, plot_calibration_ecdf
 from inference import Algorithm, Program
+from inference.run.cluster import submitted
 from inference.run.svi import StochasticVI
 
 __all__ = ["Calibration", "geweke", "on_host", "plot_calibration_ecdf", "sbc", "with_kernel"]
@@ -63,6 +65,7 @@ def sbc(
     alpha: float = 0.01,
     folder: str | os.PathLike[str] | None = None,
     batch_size: int | None = None,
+    cluster: Any = None,
     **kwargs: Any,
 ) -> Calibration:
     """Test a fit by simulation-based calibration.
@@ -87,13 +90,16 @@ def sbc(
             rest, also for a larger `num_replicates` with the same `batch_size`. A fit on the host
             is identified by its name alone.
         batch_size: replicates that run together; None: 100, or one on the host.
+        cluster: a `dask.distributed.Client`, or the address of a scheduler: each batch is a task
+            there, which compiles for itself. The ranks are the same.
         **kwargs: arguments of the model. One with a name of this list must go by position.
 
     Returns:
         The ranks and their test.
     """
     joint = Joint(Program(model, *args, **kwargs), data)
-    plan = Plan("sbc", joint, rng_key, num_replicates, alpha, folder, batch_size)
+    spread = None if cluster is None else partial(submitted, cluster)
+    plan = Plan("sbc", joint, rng_key, num_replicates, alpha, folder, batch_size, spread)
     measure = quantities or _elements
 
     def ranked(rng_key, values, drawn, fitted):
@@ -141,6 +147,7 @@ def geweke(
     alpha: float = 0.01,
     folder: str | os.PathLike[str] | None = None,
     batch_size: int | None = None,
+    cluster: Any = None,
     **kwargs: Any,
 ) -> Calibration:
     """Test a Markov kernel by Geweke's joint-distribution test, in a replicated form.
@@ -167,13 +174,15 @@ def geweke(
         alpha: as in `sbc`.
         folder: as in `sbc`.
         batch_size: as in `sbc`.
+        cluster: as in `sbc`.
         **kwargs: arguments of the model. One with a name of this list must go by position.
 
     Returns:
         The ranks and their test.
     """
     joint = Joint(Program(model, *args, **kwargs), data)
-    plan = Plan("geweke", joint, rng_key, num_replicates, alpha, folder, batch_size)
+    spread = None if cluster is None else partial(submitted, cluster)
+    plan = Plan("geweke", joint, rng_key, num_replicates, alpha, folder, batch_size, spread)
     for name, value in (("num_steps", num_steps), ("sweeps", sweeps), ("num_forward", num_forward)):
         check_count(name, value)
     move = _transition(kernel, joint, sweeps)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from diagnostics._comparison_rows import ROW, check_same_data, held_out_rows, joined
+from diagnostics._comparison_rows import ROW, difference_of_data, held_out_rows, joined
 from diagnostics._psis import densities, good_k, lacking, num_high, psis
 from diagnostics._verdict import attribute, each_of, group_of
 
@@ -34,17 +34,20 @@ def compare(trees: dict[str, xr.DataTree], test: dict[str, Any] | None = None) -
       both sides, rows whose average rests on few draws, few distinct draws, uncorrected draws of an
       approximation, and evidences of runs that ended early or are not finite.
 
-    Columns that no run can fill are left out. Models are sorted by ELPD where every run has a
-    log-likelihood, else by log-evidence, else by held-out score. With a group `log_q` beside
-    `log_prior` (see `report`), draws of a variational run are weighted to the posterior as in
-    `az.loo_approximate_posterior`. Vehtari, Gelman and Gabry (2017); Magnusson et al. (2019). Cost:
-    one Pareto fit for each row and model.
+    Columns that no run can fill are left out. Models are sorted by held-out score where `test` has
+    every run, else by ELPD where every run has a log-likelihood, else by log-evidence. With a group
+    `log_q` beside `log_prior` (see `report`), draws of a variational run are weighted to the
+    posterior as in `az.loo_approximate_posterior`. Vehtari, Gelman and Gabry (2017); Magnusson et
+    al. (2019). Cost: one Pareto fit for each row and model.
 
     Args:
-        trees: name of a model -> tree of its run. All must observe the same data.
+        trees: name of a model -> tree of its run. All must observe the same data. Those that do
+            not, such as a model of the classes and one of the features too, are compared by `test`
+            alone, which must have every run.
         test: name of a model -> pointwise log-likelihood of held-out rows: an array (chain, draw,
-            row...), or a tree with the groups `log_likelihood` and `observed_data`. A draw that
-            gives a row probability 0 has -inf.
+            row...), or a tree with the groups `log_likelihood` and `observed_data`; or the log
+            predictive probability of each row, an array (row). A draw that gives a row probability
+            0 has -inf.
 
     Returns:
         A pandas data frame, a row for each model, the best first.
@@ -52,8 +55,11 @@ def compare(trees: dict[str, xr.DataTree], test: dict[str, Any] | None = None) -
     import pandas as pd
 
     _check_names(trees, test)
-    check_same_data(trees)
-    parts = [_elpd(trees), _evidence(trees), _held_out(trees, test)]
+    difference = difference_of_data(trees)
+    if difference is not None and set(test or ()) != set(trees):
+        raise difference
+    of_fits = [_elpd(trees), _evidence(trees)] if difference is None else []
+    parts = [*of_fits, _held_out(trees, test)]
     table = pd.concat([columns for columns, _ in parts], axis=1).reindex(list(trees))
     key = _key(table, trees)
     table = table.sort_values(
@@ -77,7 +83,7 @@ def _key(table: Any, trees: dict[str, xr.DataTree]) -> str:
     key = next(
         (
             name
-            for name in ("elpd", "log_evidence", "test_score")
+            for name in ("test_score", "elpd", "log_evidence")
             if name in table and table[name].notna().all()
         ),
         None,
@@ -270,6 +276,8 @@ def _error_of_sum(values: np.ndarray) -> float:
 def _test_faults(values: np.ndarray, score: np.ndarray) -> list[str]:
     impossible = int(np.sum(np.isneginf(score)))
     found = [f"{impossible} held-out rows have probability 0 in every draw"] if impossible else []
+    if values.shape[:2] == (1, 1):  # the draws were averaged before
+        return found
     _, khat = psis(xr.DataArray(values[..., np.isfinite(score)], dims=("chain", "draw", ROW)))
     few = num_high(khat.values, good_k(values.shape[0] * values.shape[1]))
     return [

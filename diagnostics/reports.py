@@ -31,14 +31,15 @@ def report(tree: xr.DataTree) -> Report:
       less than its error is undecided.
     - smc (`ess` over step): finite values, completion, agreement of replicates on the log-evidence.
       ESS path and resamplings are not judged with optimal resampling. The ancestors of the first
-      rows are never judged. With tempering (`exponent`), likelihoods, random walks and the
-      evidence error are checked in place of resamplings and ancestors.
+      rows are never judged. With tempering (`exponent`), likelihoods, random walks,
+      the evidence error and effective draws are checked in place of resamplings and ancestors.
     - nested (`insertion_rank` over step): finite values, completion, no likelihood NaN (`num_nan`),
-      uniform insertion ranks, random walks long enough (`halfway`), information, evidence error
-      against the spread of replicates, effective draws. For runs in stages (`summary_loss`), the
-      divergence of each stage's summary, and of the last one from the posterior of all rows
-      (`nats_left`). For runs finished by importance sampling (`nested_log_evidence_se`), effective
-      draws and Pareto k-hat of the importance weights.
+      uniform insertion ranks, random walks long enough (`halfway`), no mode lost
+      (`num_lost_modes`), information, evidence error against the spread of replicates, effective
+      draws. For runs in stages (`summary_loss`), the divergence of each stage's summary, and of the
+      last one from the posterior of all rows (`nats_left`). For runs finished by importance
+      sampling (`nested_log_evidence_se`), effective draws and Pareto k-hat of the importance
+      weights.
 
     Other inputs, where the tree has them: `sample_stats` `lp`, `diverging`, `energy`, and those of
     further blocks (`lp_1`); `resampled`, `ancestor` (step, particle: the index of the parent),
@@ -46,7 +47,8 @@ def report(tree: xr.DataTree) -> Report:
     (row), `log_prior`, `log_likelihood`, `log_q` with `log_q` (chain, draw), and `log_factor` where
     the JSON list `attrs["factors"]` names factors; the attributes `num_live`, `log_evidence`,
     `log_evidence_se`, `nested_log_evidence_se`, `nested_summary_error`, `information`,
-    `summary_loss`, `nats_left` and each of them with `_of_replicates`.
+    `num_modes`, `num_lost_modes`, `summary_loss`, `nats_left` and each of them with
+    `_of_replicates`.
 
     Variables that are not identified, by label switching or arbitrary signs, have no R-hat. They
     carry `attrs["not_identified"] = 1`, or are named in a group `not_identified`.

@@ -3,11 +3,16 @@
     columns = Columns.learn(table)      # a kind for each column
     x = columns.encode(table)           # float64 [row, column], NaN where missing
     columns.decode(x)                   # a table such as the one that was learned from
+    read_numbers(estimator, table)      # for estimators that take numbers alone
+
+A table is an array, a list of rows, or a frame of pandas, polars or pyarrow. The latter two are
+read as pandas frames, and results are given back in their type.
 
 | a column of                | is modelled as                        | `x` holds                  |
 |----------------------------|---------------------------------------|----------------------------|
 | 0 and 1, or booleans       | Bernoulli, Beta(1/2, 1/2)             | 0 and 1                    |
-| other numbers, or only NaN | normal, with the prior of the zoo     | standardised numbers       |
+| other numbers, or only NaN | normal, a quarter of the variance     | standardised numbers       |
+|                            | expected within a group               |                            |
 | texts or a pandas category | categorical, Dirichlet(1/2, ..., 1/2) | codes in sorted order, or  |
 |                            |                                       | in that of the category    |
 
@@ -21,17 +26,32 @@ from functools import cached_property, partial
 from numbers import Real
 from typing import Any
 
+import narwhals.stable.v2 as nw
 import numpy as np
 import pandas as pd
 from sklearn.utils import check_array
+from sklearn.utils.validation import validate_data
 
 from gallery._standardise import Standardiser
 from zoo.aclass import beta_bernoulli, dirichlet_categorical, mixed, normal_inverse_chi2
 
-__all__ = ["BINARY", "NUMBER", "Column", "Columns", "Mixed", "as_table", "component_of"]
+__all__ = [
+    "BINARY",
+    "NUMBER",
+    "STANDARDISED",
+    "Column",
+    "Columns",
+    "Mixed",
+    "as_table",
+    "component_of",
+    "read_numbers",
+]
 
 BINARY, NUMBER, CATEGORY, PLAIN = "0 and 1", "a number", "a category", "any number"
 UNSCALED = Standardiser(0.0, 1.0)
+# The variance of a standardised column is 1: a quarter of it is expected within a group, the rest
+# between the means of groups.
+STANDARDISED = partial(normal_inverse_chi2, kappa=1 / 3, nu=4.0, scale=0.5)
 
 
 @dataclass(frozen=True)
@@ -82,12 +102,14 @@ class Column:
         return codes
 
 
+@dataclass(frozen=True, eq=False)
 class Columns:
     """All columns of a table, and the type of the table."""
 
-    def __init__(self, columns: Sequence[Column], names: pd.Index | None, dtype: np.dtype | None):
-        """Set the columns, and the names of a data frame or the dtype of an array."""
-        self.columns, self.names, self.dtype = tuple(columns), names, dtype
+    columns: tuple[Column, ...]
+    names: list[Any] | None  # of a data frame
+    dtype: np.dtype | None  # of an array
+    backend: str | None = None  # of a frame: "polars", "pyarrow"; None: pandas
 
     @classmethod
     def learn(cls, table: Any, *, plain: bool = False) -> "Columns":
@@ -97,7 +119,7 @@ class Columns:
             table: a data frame, an array or a list of rows.
             plain: whether numbers stay as they are, for a component that the user has chosen.
         """
-        table = as_table(table)
+        backend, table = _backend(table), as_table(table)
         is_frame = isinstance(table, pd.DataFrame)
         names = (
             [f"column {name!r}" for name in table.columns]
@@ -107,7 +129,8 @@ class Columns:
         found = [
             _learned(name, column, plain) for name, column in zip(names, _each(table), strict=True)
         ]
-        return cls(found, *((table.columns, None) if is_frame else (None, table.dtype)))
+        kept = (list(table.columns), None) if is_frame else (None, table.dtype)
+        return cls(tuple(found), *kept, backend)
 
     def encode(self, table: Any) -> np.ndarray:
         """Return x [row, column], NaN where missing."""
@@ -137,6 +160,10 @@ class Columns:
         if self.dtype is not None:
             is_whole = self.dtype.kind in "iu" and not all(column.values for column in self.columns)
             return np.column_stack(each).astype(float if is_whole else self.dtype)
+        if self.backend is not None:
+            pairs = zip(self.names or (), self.columns, each, strict=True)
+            data = {name: _series(name, column, x, self.backend) for name, column, x in pairs}
+            return nw.from_dict(data).to_native()
         typed = zip(self.columns, each, strict=True)
         series = [
             pd.Series(values, dtype=column.dtype if column.values else float)
@@ -146,8 +173,18 @@ class Columns:
 
     def fill(self, table: Any, x: np.ndarray) -> Any:
         """Return a copy of the table with missing entries taken from `x`."""
-        table = as_table(table)
+        given, backend, table = table, _backend(table), as_table(table)
         each = [column.restored(codes) for column, codes in zip(self.columns, x.T, strict=True)]
+        if backend is not None:
+            frame = nw.from_native(given, eager_only=True)
+            filled = [
+                _series(name, column, old.where(old.notna(), pd.Series(values)), backend)
+                for (name, old), column, values in zip(
+                    table.items(), self.columns, each, strict=True
+                )
+                if old.isna().any()
+            ]
+            return frame.with_columns(*filled).to_native()
         if isinstance(table, np.ndarray):
             missing = pd.isna(table)
             return (
@@ -174,7 +211,8 @@ class Columns:
             [
                 len(column.values) if column.kind == CATEGORY else column.kind
                 for column in self.columns
-            ]
+            ],
+            STANDARDISED,
         )
 
     def _refuse(self, codes: np.ndarray) -> None:
@@ -203,31 +241,37 @@ class Columns:
         )
 
 
+@dataclass(frozen=True, eq=False)
 class Mixed:
     """A component like `zoo.aclass.mixed` that can be pickled."""
 
-    def __init__(self, parts: dict[str, tuple[list[int], Callable]]):
-        self.parts = parts
+    parts: dict[str, tuple[list[int], Callable]]
 
     def __call__(self, x: Any, at: Any) -> Any:
         return mixed(**self.parts)(x, at)
 
 
-def component_of(kinds: Sequence[str | int]) -> Callable:
+def component_of(
+    kinds: Sequence[str | int], of_numbers: Callable = normal_inverse_chi2
+) -> Callable:
     """Return the component of the zoo for columns of several kinds.
 
     Args:
         kinds: `BINARY`, `NUMBER`, or the number of categories, for each column.
+        of_numbers: the component of columns of numbers; by default with the priors of the model.
     """
     parts: dict[str, tuple[list[int], Callable]] = {}
     for j, kind in enumerate(kinds):
-        name, component = _part(kind)
+        name, component = _part(kind, of_numbers)
         parts.setdefault(name, ([], component))[0].append(j)
     return next(iter(parts.values()))[1] if len(parts) == 1 else Mixed(parts)
 
 
 def as_table(table: Any) -> Any:
-    """Return a data frame as it is, and anything else as an array of two dimensions."""
+    """Return a frame as one of pandas, and anything else as an array of two dimensions."""
+    if _backend(table) is not None:
+        frame = nw.from_native(table, eager_only=True)
+        table = pd.DataFrame({column.name: _of_pandas(column) for column in frame.iter_columns()})
     if isinstance(table, pd.DataFrame):
         for what, count in (("sample(s)", table.shape[0]), ("feature(s)", table.shape[1])):
             if not count:
@@ -240,6 +284,68 @@ def as_table(table: Any) -> Any:
         plain = np.asarray(table)
         table = np.asarray(table, object) if plain.dtype.kind == "U" else plain
     return check_array(table, dtype=None, ensure_all_finite=False)
+
+
+def read_numbers(estimator: Any, table: Any, **options: Any) -> Any:
+    """Return the table by `validate_data` of scikit-learn, after a check of the types of a frame.
+
+    Args:
+        estimator: that reads the table.
+        table: an array or a frame.
+        **options: of `validate_data`.
+    """
+    if nw.dependencies.is_into_dataframe(table):
+        _refuse_others(nw.from_native(table, eager_only=True))
+    return validate_data(estimator, table, **options)
+
+
+def _refuse_others(frame: Any) -> None:
+    """Name the columns that hold no numbers, and what to do."""
+    others = {column.name: column.dtype for column in frame.iter_columns() if _is_other(column)}
+    if others:
+        found = ", ".join(f"{name!r} ({dtype})" for name, dtype in others.items())
+        raise ValueError(
+            f"X: wanted numbers alone, and these columns hold others: {found}. Leave them out, or "
+            "code them: texts by sklearn.preprocessing.OneHotEncoder in a ColumnTransformer, dates "
+            "as days. AClassClassifier takes texts as they are."
+        )
+
+
+def _is_other(column: Any) -> bool:
+    if column.dtype in (nw.Categorical, nw.Enum):
+        return not column.cat.get_categories().dtype.is_numeric()
+    return column.dtype == nw.String or column.dtype.is_temporal()
+
+
+def _backend(table: Any) -> Any:
+    """The library of a frame that is not of pandas."""
+    if isinstance(table, pd.DataFrame) or not nw.dependencies.is_into_dataframe(table):
+        return None
+    return nw.from_native(table, eager_only=True).implementation.value
+
+
+def _of_pandas(column: Any) -> pd.Series:
+    """A column of any library as one of pandas, with its categories."""
+    if column.dtype in (nw.Categorical, nw.Enum):
+        values = column.cast(nw.String).to_numpy()
+        categories = column.cat.get_categories().to_list()
+        is_ordered = column.dtype == nw.Enum
+        return pd.Series(pd.Categorical(values, categories=categories, ordered=is_ordered))
+    return pd.Series(column.to_numpy())
+
+
+def _series(name: str, column: Column, values: Any, backend: Any) -> Any:
+    """A complete column of a frame that is not of pandas."""
+    values = np.asarray(values).tolist()
+    if column.kind == CATEGORY:
+        found = nw.new_series(name, values, nw.String, backend=backend)
+        if not isinstance(column.dtype, pd.CategoricalDtype):
+            return found
+        return found.cast(nw.Enum(column.values) if column.dtype.ordered else nw.Categorical())
+    if not column.values:
+        return nw.new_series(name, values, nw.Float64, backend=backend)
+    plain, kind = (bool, nw.Boolean) if column.values[0] is False else (int, nw.Int64)
+    return nw.new_series(name, list(map(plain, values)), kind, backend=backend)
 
 
 def _each(table: Any) -> list[Any]:
@@ -324,10 +430,10 @@ def _entries(name: str, column: Any) -> np.ndarray:
     return numbers
 
 
-def _part(kind: str | int) -> tuple[str, Callable]:
+def _part(kind: str | int, of_numbers: Callable) -> tuple[str, Callable]:
     if isinstance(kind, int):
         return f"category{kind}", partial(dirichlet_categorical, num_values=kind)
-    return ("binary", beta_bernoulli) if kind == BINARY else ("number", normal_inverse_chi2)
+    return ("binary", beta_bernoulli) if kind == BINARY else ("number", of_numbers)
 
 
 def _room_for(column: Column, old: pd.Series) -> pd.Series:

@@ -29,6 +29,11 @@ class Dataset:
     target_name: str = ""  # the column of a table that `y` holds
     # column -> what its codes 0, 1, ... stand for
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # column of texts -> its texts, where columns of 0 and 1 have taken its place
+    dummies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # columns that hold days since 1970, because their cells were dates
+    dates: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # how a file was read where that could be otherwise
     description: str = ""
     licence: str = ""
     citation: str = ""

@@ -44,11 +44,13 @@ class CorruptDataError(ValueError):
 
 @dataclass(frozen=True)
 class RawFile:
-    """A file at its public source, with mirrors, and its checksum where one is known."""
+    """A file at its public source, with mirrors, and its checksum, compared before it is parsed."""
 
     name: str
     urls: tuple[str, ...]
-    known_hash: str | None = None  # pooch's form: sha256, or "md5:..."
+    # pooch's form: sha256, or "md5:..."; None where it is not known, for lines of plain text only,
+    # whose content is compared after they are parsed
+    known_hash: str | None = None
 
 
 @dataclass(frozen=True)

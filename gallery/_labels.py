@@ -4,12 +4,15 @@
 
     classes, codes = coded(y)           # codes 0 .. K - 1, or -1
     codes = codes_among(y_more, classes)
+    weight = class_weights(class_weight, classes, codes)      # [class]
+    log_proba = reweighted(log_proba, weight)
 
 -1 is a number, among numbers or in an array of dtype object. The labels -1 and 1 and no other are
 scikit-learn's coding of two classes: as one class and unlabelled rows they would say nothing, for
 every row would be of that class. Cost: a Python step a row.
 """
 
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
@@ -18,7 +21,7 @@ import pandas as pd
 from sklearn.utils import assert_all_finite, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
-__all__ = ["coded", "codes_among", "declared"]
+__all__ = ["class_weights", "coded", "codes_among", "declared", "reweighted"]
 
 UNLABELLED = -1
 SHOWN = 20  # classes in a message
@@ -53,6 +56,45 @@ def codes_among(y: Any, classes: np.ndarray) -> np.ndarray:
             "`partial_fit` is told then of classes that come later."
         )
     return np.array([codes[label] for label in labels], np.int32)
+
+
+def class_weights(class_weight: Any, classes: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """The factor of each class in predictions, [class].
+
+    Args:
+        class_weight: {class: factor}, where others have 1; "balanced", for factors that make all
+            classes equally frequent; or None, for 1.
+        classes: all classes, sorted.
+        codes: the code of each row, -1 where unlabelled.
+    """
+    found = np.ones(len(classes))
+    if isinstance(class_weight, str) and class_weight == "balanced":
+        count = np.bincount(codes[codes >= 0], minlength=len(classes))
+        return np.where(count > 0, count.sum() / (len(classes) * np.maximum(count, 1)), found)
+    if not isinstance(class_weight, Mapping | None):
+        raise ValueError(
+            f"class_weight: found {class_weight!r}, wanted {{class: factor}}, 'balanced' or None."
+        )
+    places = {label: place for place, label in enumerate(classes.tolist())}
+    for label, factor in (class_weight or {}).items():
+        if label not in places:
+            raise ValueError(
+                f"class_weight: found the class {label!r}, wanted some of {_few(classes)}."
+            )
+        if not isinstance(factor, Real) or not 0 < factor < np.inf:
+            raise ValueError(
+                f"class_weight: found {factor!r} of {label!r}, wanted a number above 0."
+            )
+        found[places[label]] = factor
+    return found
+
+
+def reweighted(log_proba: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Log probabilities [row, class] of rows among which classes are `weight` times as frequent."""
+    if (weight == 1).all():
+        return log_proba
+    joint = log_proba + np.log(weight).astype(log_proba.dtype)
+    return joint - np.logaddexp.reduce(joint, axis=1, keepdims=True)
 
 
 def _few(classes: np.ndarray) -> str:

@@ -2,27 +2,44 @@
 
 link = LINKS["ordered"].learn(entries)       # from the entries of the first call
 entries = link.coded(entries)                # as the model takes them; others are refused
-start = link.start(entries)                  # probit links: initial values of some sites
+arguments |= link.settings                   # of the model: the link, and priors that suit it
+kernel = link.kernel(gibbs, program)         # what draws all sites of the model
+start = link.start(entries, program)         # initial values of some sites
 mean, variance = link.moments(distribution)  # of entries given the parameters of a draw
 mean, deviation = link.restore_moments(mean, deviation)  # on the scale of the data
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
+from numpyro import distributions as dist
+from numpyro.infer import NUTS
+from numpyro.infer.gibbs import Gibbs
+from numpyro.infer.mcmc import MCMCKernel
 from scipy.special import ndtri
 
 from gallery._entries import Entries
 from gallery._standardise import Standardiser
+from inference import ConditionalGibbs, Program
 from zoo.bsvd import binomial_probit, gaussian, ordered_probit
 
-__all__ = ["LINKS", "Binomial", "Gaussian", "Link", "Ordered", "num_initial_components"]
+__all__ = [
+    "LINKS",
+    "Binomial",
+    "Gaussian",
+    "Link",
+    "Ordered",
+    "num_initial_components",
+    "truncation",
+]
 
+MOST_COMPONENTS = 50  # by default
 ENTRIES_PER_FACTOR = 8  # a chain that starts with fewer would start overfitted
+# a probit link fixes the scale by its noise
+PROBIT_PRIORS = dict.fromkeys(("alpha_s", "precision"), dist.Gamma(1.0, 0.1))
 
 
 @dataclass(frozen=True)
@@ -30,13 +47,22 @@ class Gaussian:
     """Real entries, standardised for the model."""
 
     standardiser: Standardiser
-    model: Callable = gaussian
+    settings: ClassVar[dict[str, Any]] = {"link": gaussian}
     wanted = "(rows, columns, values)"
 
     @classmethod
     def learn(cls, entries: Entries) -> "Gaussian":
         """Learn mean and standard deviation of the entries."""
         return cls(Standardiser.learn(entries.value))
+
+    def kernel(self, gibbs: ConditionalGibbs, program: Program) -> MCMCKernel:
+        """Return the kernel, which draws all sites."""
+        return gibbs
+
+    def start(self, entries: Entries, program: Program) -> dict[str, Any]:
+        """Return as many components as the entries allow."""
+        width = program.arguments["num_components"]
+        return {"z": (np.arange(width) < num_initial_components(entries, width)).astype(int)}
 
     def coded(self, entries: Entries) -> Entries:
         """Standardise the entries."""
@@ -77,9 +103,9 @@ class Ordered:
         return cls(levels)
 
     @property
-    def model(self) -> Callable:
-        """The link function of the model."""
-        return partial(ordered_probit, num_levels=len(self.levels))
+    def settings(self) -> dict[str, Any]:
+        """Arguments of the model."""
+        return {"link": partial(ordered_probit, num_levels=len(self.levels))} | PROBIT_PRIORS
 
     def coded(self, entries: Entries) -> Entries:
         """Code the levels 0, 1, ... in their order."""
@@ -91,12 +117,22 @@ class Ordered:
             )
         return entries._replace(value=np.searchsorted(self.levels, entries.value))
 
-    def start(self, entries: Entries) -> dict[str, Any]:
-        """Return the intercept and unconstrained gaps that put cutpoints at observed quantiles."""
+    def kernel(self, gibbs: ConditionalGibbs, program: Program) -> MCMCKernel:
+        """Leave the gaps to NUTS, for their complete conditional has no known form."""
+        if "gaps" not in program.latent:
+            return gibbs
+        others = [name for name in program.latent if name != "gaps"]
+        return Gibbs([(gibbs, others), (NUTS(gibbs.model), ["gaps"])])
+
+    def start(self, entries: Entries, program: Program) -> dict[str, Any]:
+        """Return the intercept and unconstrained gaps that put cutpoints at observed quantiles.
+
+        The chain starts without components and effects.
+        """
         share = np.bincount(entries.value.astype(int)) / len(entries.value)
         cutpoints = ndtri(np.cumsum(share)[:-1])
         gaps = {"gaps": np.log(np.diff(cutpoints))} if len(cutpoints) > 1 else {}
-        return {"intercept": -cutpoints[0]} | gaps
+        return _bare(program) | {"intercept": -cutpoints[0]} | gaps
 
     def decoded(self, values: np.ndarray) -> np.ndarray:
         """Return the levels of codes."""
@@ -125,7 +161,7 @@ class Ordered:
 class Binomial:
     """Numbers of successes among trials."""
 
-    model: Callable = binomial_probit
+    settings: ClassVar[dict[str, Any]] = {"link": binomial_probit} | PROBIT_PRIORS
     wanted = "(rows, columns, successes, trials)"
 
     @classmethod
@@ -146,14 +182,18 @@ class Binomial:
             )
         return entries._replace(value=entries.value.astype(int), trials=trials.astype(int))
 
-    def start(self, entries: Entries) -> dict[str, Any]:
+    def kernel(self, gibbs: ConditionalGibbs, program: Program) -> MCMCKernel:
+        """Return the kernel, which draws all sites."""
+        return gibbs
+
+    def start(self, entries: Entries, program: Program) -> dict[str, Any]:
         """Return the intercept of the overall success probability.
 
-        Half a success and half a failure are added, so that the probability is never 0 or 1.
+        Half a success and half a failure are added, so that the probability is never 0 or 1. The
+        chain starts without components and effects.
         """
-        return {
-            "intercept": ndtri((entries.value.sum() + 0.5) / (np.asarray(entries.trials).sum() + 1))
-        }
+        share = (entries.value.sum() + 0.5) / (np.asarray(entries.trials).sum() + 1)
+        return _bare(program) | {"intercept": ndtri(share)}
 
     def decoded(self, values: np.ndarray) -> np.ndarray:
         """Return the values as they are."""
@@ -175,6 +215,22 @@ type Link = Gaussian | Ordered | Binomial
 
 MOST = np.iinfo(np.int32).max
 LINKS = {"gaussian": Gaussian, "ordered": Ordered, "binomial": Binomial}
+
+
+def _bare(program: Program) -> dict[str, Any]:
+    """No components and no effects, for a chain hardly ever leaves an overfitted start."""
+    sites = program.sites
+    effects = {name: np.zeros(sites[name].shape) for name in ("row_weights", "column_weights")}
+    return {"z": np.zeros(sites["z"].shape, int)} | effects
+
+
+def truncation(entries: Entries) -> int:
+    """Return how many components the entries allow: a power of two, 8 at least, at most 50.
+
+    Rows and columns without entries do not count.
+    """
+    items = len(np.unique(entries.row)) + len(np.unique(entries.column))
+    return min(max(2 ** int(np.ceil(np.log2(len(entries.value) / items))), 8), MOST_COMPONENTS)
 
 
 def num_initial_components(entries: Entries, num_components: int) -> int:

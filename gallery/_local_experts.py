@@ -15,20 +15,28 @@ import jax
 import numpy as np
 import xarray as xr
 from numpyro import distributions as dist
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_consistent_length, check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from gallery._labels import coded
+from gallery._columns import read_numbers
+from gallery._estimator import ZooEstimator
+from gallery._finite import check_finite
+from gallery._labels import class_weights, coded, reweighted
+from gallery._saving import best_state
 from gallery._standardise import Standardiser
 from inference import ConditionalGibbs, CoordinateAscent, Driver, Program
 from inference.kernels.conditional_gibbs.kernel import AssignmentDraws
+from inference.program.interpreting import interpreted
+from inference.reading.stick_mixture.read import read_assignment
+from inference.reading.stick_mixture.structure import Assignment, MixtureRows
 from zoo.iqgme import normal_wishart, soft_probit
 
 __all__ = ["LocalExperts", "check_whole", "positive"]
 
 FARTHEST = 1e50  # standard deviations, whose square does not overflow
+FEW = 12  # rows, made up, by which the structure of the model of a saved estimator is read again
 
 
 def positive(name: str, value: Any) -> Any:
@@ -47,7 +55,7 @@ def check_whole(least: int = 1, **numbers: Any) -> None:
             raise ValueError(f"{name}: found {value!r}, wanted an integer, at least {least}.")
 
 
-class LocalExperts(ClassifierMixin, BaseEstimator):
+class LocalExperts(ClassifierMixin, ZooEstimator):
     """The common part of the estimators.
 
     `by_row` are arguments of the model with one entry for each row, other than x and y.
@@ -62,10 +70,24 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
     max_iter: int
     tolerance: float
     num_samples: int
+    class_weight: Any
     max_time: float | None
-    progress_bar: bool
+    progress_bar: bool | None
     random_state: Any
     _driver: Any
+    _settings: dict[str, Any]
+    _state: Any
+    _tree: Any
+    _signs: Any  # of the soft labels, by label; None where rows are read by a trace of the model
+    _predict: Any
+    _no_weights = (
+        "each row belongs to one expert, which counts whole rows; "
+        "repeat a row in place of a weight of 2"
+    )
+    _kept = (
+        *("_model", "_settings", "_standardiser", "_is_empty", "_signs", "_design"),
+        *("n_iter_", "elbo_", "n_experts_", "tasks_", "shares_"),
+    )
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -87,6 +109,7 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         precision = positive("precision", self.precision)
         classes, labels = coded(y)
         check_consistent_length(X, labels)
+        weights = class_weights(self.class_weight, classes, labels)
         self._standardiser = Standardiser.learn(X)
         self._is_empty = np.isnan(X).all(0)
         self._is_empty[self._standardiser.kept] = False
@@ -95,12 +118,52 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
             settings["gate"] = self._gate(x)
         expert = partial(soft_probit, sparse=self.sparse, precision=precision)
         self._settings = {"num_classes": max(len(classes), 2), "expert": expert, **settings}
-        self.classes_, data = classes, ((x, labels), {**by_row, **self._settings})
+        self.classes_, self.class_weight_ = classes, weights
+        data = ((x, labels), {**by_row, **self._settings})
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        vars(self).pop("_state", None)  # a fit that fails must not leave an earlier one
         if inference == "gibbs":
             self._draw(model, seed, data)
         else:
             self._ascend(model, seed, data, batch_size)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_state")
+
+    def _contents(self) -> dict[str, Any]:
+        # draws are in the tree
+        state = {} if isinstance(self._state, dict) else {"_state": best_state([self._state])}
+        return super()._contents() | state
+
+    def _restore(self, tree: xr.DataTree) -> None:
+        self._tree, settings, width = tree, self._settings, len(self._standardiser.kept)
+        kinds = settings["num_classes"], settings.get("num_tasks", 1)
+        place = np.arange(max(FEW, *kinds))
+        x = np.random.default_rng(0).normal(size=(len(place), width))
+        by_row = {"task": (place % kinds[1]).astype(np.int32)} if "num_tasks" in settings else {}
+        with jax.enable_x64(True):
+            program = Program(self._model, x, place % kinds[0], **by_row, **settings)
+            if hasattr(self, "_state"):
+                kernel = CoordinateAscent(self._model)
+                reading, _ = kernel.read(program)
+                self._predict = (
+                    partial(reading.predict, self._state)
+                    if self._signs is not None
+                    else partial(kernel.predict, self._state, reading)
+                )
+            else:
+                self._keep_draws(read_assignment(program))
+
+    def _keep_draws(self, found: Assignment) -> None:
+        """Keep the draws of the sites that are not by row, which predict other rows."""
+        flat = self._tree["posterior"].dataset.stack(both=("chain", "draw"), create_index=False)
+        self._state = {
+            str(name): values.values
+            for name, values in flat.transpose("both", ...).data_vars.items()
+            if name not in found.of_rows
+        }
+        self._signs = None
+        self._predict = partial(AssignmentDraws(self._model, found).predict, self._state)
 
     def _check_numbers(self, batch_size: Any) -> None:
         """Refuse wrong values of the parameters that all subclasses have."""
@@ -144,13 +207,24 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         with jax.enable_x64(True):
             tree = driver.run(seed, *args, **kwargs)
             state = driver.states[0]
-            is_done = bool(kernel.finished(state))
-            self._state = jax.device_get(state)  # NumPy keeps float64 when it is pickled
-        self._predict = partial(kernel.predict, self._state, driver.reading)
+            is_done = bool(interpreted(kernel.finished, state)(state))
+            state = jax.device_get(state)  # NumPy keeps float64 when it is pickled
+            # only a step needs sums and trials
+            is_mixture = hasattr(state, "sums")
+            self._state = state._replace(sums=None, trial=None) if is_mixture else state
+        self._learn_rows(kernel, driver.reading, data)
         self._driver, self._tree = driver, None
         stats = tree["sample_stats"].dataset.isel(chain=0)
         self.n_iter_, self.elbo_ = stats.sizes["step"], float(stats["elbo"][-1])
+        check_finite(self, elbo_=self.elbo_)
         self.n_experts_ = int(stats["num_groups"][-1])
+        setting = "num_shared" if "num_tasks" in self._settings else "truncation"
+        if self.n_experts_ == getattr(self, setting):
+            warnings.warn(
+                f"all {self.n_experts_} experts have rows, so more may be needed; raise {setting}.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
         if not is_done and batch_size is None:  # a fit by batches always takes max_iter steps
             warnings.warn(
                 f"ended after {self.n_iter_} sweeps, before the ELBO converged; give more "
@@ -158,6 +232,28 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
                 ConvergenceWarning,
                 stacklevel=4,
             )
+
+    def _learn_rows(self, kernel: CoordinateAscent, reading: Any, data: Any) -> None:
+        """Find out whether the model takes columns as they are, and which signs a label stands for.
+
+        Rows to predict then need no trace of the model.
+        """
+        (x, labels), kwargs = data
+        rows = reading.rows
+        known = {int(code): rows.signs[labels == code][0] for code in np.unique(labels)}
+        self._signs, self._design = {-1: np.zeros_like(rows.signs[0]), **known}, rows.design
+        self._predict = partial(reading.predict, self._state)
+        found = self._rows(x, labels, kwargs)
+        pairs = zip(found, rows._replace(holes=found.holes), strict=True)
+        if not all(len(a) == len(b) and np.array_equal(a, b, equal_nan=True) for a, b in pairs):
+            self._signs, self._predict = None, partial(kernel.predict, self._state, reading)
+
+    def _rows(self, x: np.ndarray, labels: np.ndarray, by_row: Mapping[str, Any]) -> MixtureRows:
+        """Rows as the model reads them, where it takes columns as they are."""
+        num_rows, nothing = len(x), np.zeros((0, 2), int)
+        task = by_row.get("task", np.zeros(num_rows, np.int32))
+        signs = np.stack([self._signs[code] for code in labels.tolist()])
+        return MixtureRows(x, nothing, (), np.zeros((num_rows, 0)), self._design, signs, task)
 
     def _draw(self, model: Callable, seed: int, data: Any) -> None:
         """Fit by Gibbs sampling; the sites that are not by row are kept for predictions."""
@@ -174,26 +270,16 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
         found, posterior = driver.reading.route.found, self._tree["posterior"].dataset
         if posterior.sizes["draw"] < self.num_samples:
             if not posterior.sizes["draw"]:
-                ended = (
-                    f"max_time: {self.max_time} s were over"
-                    if self.max_time is not None
-                    else "a signal ended the fit"
-                )
                 raise ValueError(
-                    f"{ended} before the first draw; wanted more time, or a smaller max_iter."
+                    f"max_time: {self.max_time} s were over before the first draw; wanted more "
+                    "time, or a smaller max_iter."
                 )
             warnings.warn(
                 f"ended after {posterior.sizes['draw']} of {self.num_samples} draws.",
                 ConvergenceWarning,
                 stacklevel=4,
             )
-        flat = posterior.stack(both=("chain", "draw")).transpose("both", ...)
-        self._state = {
-            str(name): values.values
-            for name, values in flat.data_vars.items()
-            if name not in found.of_rows
-        }
-        self._predict = partial(AssignmentDraws(model, found).predict, self._state)
+        self._keep_draws(found)
         vars(self).pop("elbo_", None)  # of an earlier fit
         self.n_iter_ = int(self._tree.attrs["steps"])
         self.n_experts_ = int(
@@ -235,16 +321,15 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
     def _predicted(self, X: Any, codes: np.ndarray, by_row: Mapping[str, np.ndarray]) -> Any:
         """The kernel's prediction for the rows, repeated with each of the codes as labels."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
+        X = read_numbers(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
         x, times = self._standardiser.standardise_kept(X, FARTHEST), len(codes)
         more = {name: np.tile(value, times) for name, value in by_row.items()}
         with jax.enable_x64(True):
-            labels = np.repeat(codes, len(X)).astype(np.int32)
-            return jax.device_get(
-                self._predict(
-                    Program(self._model, np.tile(x, (times, 1)), labels, **more, **self._settings)
-                )
-            )
+            labels, x = np.repeat(codes, len(X)).astype(np.int32), np.tile(x, (times, 1))
+            if self._signs is not None:
+                return self._predict(self._rows(x, labels, more))
+            program = Program(self._model, x, labels, **more, **self._settings)
+            return jax.device_get(self._predict(program))
 
     def _log_proba(self, X: Any, by_row: Mapping[str, np.ndarray]) -> np.ndarray:
         check_is_fitted(self)
@@ -255,11 +340,12 @@ class LocalExperts(ClassifierMixin, BaseEstimator):
             .log_label.reshape(len(self.classes_), -1)
             .T
         )
-        return joint - np.logaddexp.reduce(joint, axis=1, keepdims=True)
+        log_proba = joint - np.logaddexp.reduce(joint, axis=1, keepdims=True)
+        return reweighted(log_proba, self.class_weight_)
 
     def _imputed(self, X: Any, by_row: Mapping[str, np.ndarray], return_std: bool) -> Any:
         found = self._predicted(X, np.array([-1]), by_row)
-        X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
+        X = read_numbers(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
         restored = self._standardiser.restore_kept(found.mean)
         restored[:, self._is_empty] = np.nan
         mean = np.where(np.isnan(X), restored, X)

@@ -27,7 +27,7 @@ CONFIG: dict[str, Any] = {
         "sphinx_gallery.gen_gallery",
         "gallery._site",
     ],
-    "napoleon_numpy_docstring": False,
+    "napoleon_numpy_docstring": True,
     "html_theme": "furo",
     "html_title": "A zoo of Bayesian models",
     "html_show_sourcelink": False,
@@ -112,12 +112,13 @@ def cards() -> str:
 
 
 def sessions() -> str:
-    """Return a section for each model with the session that `test_sessions.py` recorded."""
+    """Return a section for each session that `test_sessions.py` recorded, named as its model."""
     shown = lambda name: (
         f"{name}\n{'-' * len(name)}\n\n.. literalinclude:: sessions/{name}.txt\n   :language: "
         "console\n"
     )
-    return "\n".join(map(shown, zoo.names()))
+    folder = PAGES / "text" / "sessions"
+    return "\n".join(map(shown, sorted(path.stem for path in folder.iterdir())))
 
 
 # Sphinx calls the functions below.

@@ -37,9 +37,22 @@ MNIST_MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
 RETROSPLITS = "chadwickbureau/retrosplits/"
-RETROSPLITS_COMMITS = {
-    "9f1bdf4c13a44856415fa14200e18e4ea2007e39": (1998, 2001, 2002, 2003, 2005),
-    "463f0451902e4c756a8dd746a21c55e1328a3fae": (1999, 2000, 2004, 2006, 2007),
+# commit -> season -> sha256 of its table
+RETROSPLITS_TABLES = {
+    "9f1bdf4c13a44856415fa14200e18e4ea2007e39": {
+        1998: "643c5188a50edcec5bd4cc1705abb1f922ee7067293de0032c4f6fd0a30d9da3",
+        2001: "88eab7f706ddef1680ff64f72929912457b860c6074470f603657db01d6ed7fc",
+        2002: "c91657a6512c314fe5af1175435f99894ffe186543fd5adfe465393cd06e45b7",
+        2003: "ddc17e08c6472074d6a808de96c763ee7de27c86fcad6e0aafeb11998747ce5e",
+        2005: "0ab4ae9d36a39df873995cae9d794de8babff11eb30ca9b6581a78093a43f76d",
+    },
+    "463f0451902e4c756a8dd746a21c55e1328a3fae": {
+        1999: "ebdda81d8dc566fca7cad38b5fc56cea38d3ee977f114ca569a26383299871a1",
+        2000: "8e2c24c7b5be48fd6f61307ddaa4897a79027426e179c25472aec635c497d03b",
+        2004: "ba06cdb988fcb282d1a14631d763cefbd18dc81c3e73d6e42df4194e31223100",
+        2006: "7eb7d568bfd6fc732116ba156577da3b0914ea324440c804fde148f30852478e",
+        2007: "b66fc44287495b3dfdcde8eb0fcc1ab1302e2a47051dc90779f79bedd81bf957",
+    },
 }
 
 
@@ -47,8 +60,8 @@ def _github(path: str, known_hash: str | None = None, *mirrors: str) -> RawFile:
     return RawFile(path.rsplit("/", 1)[-1], (GITHUB + path, *mirrors), known_hash)
 
 
-def _uci(path: str) -> RawFile:
-    return RawFile(path.rsplit("/", 1)[-1], (UCI + path,))
+def _uci(path: str, known_hash: str | None = None) -> RawFile:
+    return RawFile(path.rsplit("/", 1)[-1], (UCI + path,), known_hash)
 
 
 def _mnist(name: str, md5: str) -> RawFile:
@@ -56,7 +69,8 @@ def _mnist(name: str, md5: str) -> RawFile:
 
 
 PIMA_FILE = _github(
-    "darenr/public_datasets/7273440b471b763d750556e92336b5ae6f14385c/pima-indians-diabetes.csv"
+    "darenr/public_datasets/7273440b471b763d750556e92336b5ae6f14385c/pima-indians-diabetes.csv",
+    "f463aa68699b14a786355b886c0714d8d0fd2a6eb4e4678d1643057b5f693ecc",
 )
 PIMA_CITATION = (
     "Smith, Everhart, Dickson, Knowler and Johannes (1988), Using the ADAP learning "
@@ -111,9 +125,13 @@ _ALL = (
         contents=("0b8128d2e88bcc0ce983e7174b16e57bcdfb4fd9a0dd74f9cf77dacae2610e58",),
         raw=tuple(
             _github(
-                f"tsoumakas/mulan/43f6389095ad71984264db4387a8074b22bc7d4a/data/multi-label/bibtex/bibtex-{split}.arff"
+                f"tsoumakas/mulan/43f6389095ad71984264db4387a8074b22bc7d4a/data/multi-label/bibtex/bibtex-{split}.arff",
+                known_hash,
             )
-            for split in ("train", "test")
+            for split, known_hash in {
+                "train": "8dcc9de6e0b2cebaec8c1f4fac78431adeeb73cfd3ab879b530a66d366e59174",
+                "test": "9b03329cde64d3f994bdf7fbbac3f3b10fe185c311cb9ae725475f59c7f3f922",
+            }.items()
         ),
         parse=_parsers.multilabel_arff,
         view=_views.bibtex,
@@ -134,7 +152,7 @@ _ALL = (
         raw=(
             _github(
                 "jbrownlee/Datasets/d20fcb6402ae34e653d4513b00f39257bb37ed7f/horse-colic.data",
-                None,
+                "ba3a74dbba7a4025dc6278fcb8eb8f92b23811f0da5cf951847ada1a40e360e3",
                 UCI + "horse-colic/horse-colic.data",
             ),
         ),
@@ -212,9 +230,9 @@ _ALL = (
         contents=("5df3678ec0cf0e52882dc65cd817431d7e5add523c39c8a9b54f83761c113456",),
         raw=(
             *(
-                _github(f"{RETROSPLITS}{commit}/splits/headtohead-{year}.csv")
-                for commit, years in RETROSPLITS_COMMITS.items()
-                for year in years
+                _github(f"{RETROSPLITS}{commit}/splits/headtohead-{year}.csv", known_hash)
+                for commit, tables in RETROSPLITS_TABLES.items()
+                for year, known_hash in tables.items()
             ),
             _github(
                 "ryanjamesyu/BaseballOBP/9dab8306a70f79890eaabf13fb48ff2a5ae64263/2008eve.zip",
@@ -287,7 +305,12 @@ _ALL = (
         title="Oil flow in a pipe, three regimes",
         path="oilflow12/oilflow12.npz",
         contents=("271e0c450466bdb7ff299a09d6f0722c47c43ae309d29c74e2973d070d7fc5ff",),
-        raw=(_github("ngiann/GPLVM.jl/76ad74e716da29858bc1b4c448f82a585d8881ee/src/oil.jld2"),),
+        raw=(
+            _github(
+                "ngiann/GPLVM.jl/76ad74e716da29858bc1b4c448f82a585d8881ee/src/oil.jld2",
+                "f18f18387a63b4c772791a31cfbcf8639e95929dc176e63f5da7f8a205a09561",
+            ),
+        ),
         parse=_parsers.jld2_oil,
         view=_views.oil,
         description="1000 simulated gamma densitometry readings, 12 features; the source does not "
@@ -360,7 +383,12 @@ _TABLES = (  # small tables with missing or mixed cells, in the folder uci_missi
         title="Wisconsin breast cancer (original), scores 1 .. 10",
         path="uci_missing/BreastCancer.csv.gz",
         contents=("92c6535936db96483fb7e799c629474bd8413662081c198edb5f7262dada8bfd",),
-        raw=(_uci("breast-cancer-wisconsin/breast-cancer-wisconsin.data"),),
+        raw=(
+            _uci(
+                "breast-cancer-wisconsin/breast-cancer-wisconsin.data",
+                "402c585309c399237740f635ef9919dc512cca12cbeb20de5e563a4593f22b64",
+            ),
+        ),
         parse=_parsers.breast_cancer,
         view=_views.mixed_table,
         description="699 samples, 9 ordinal scores taken as numbers, 16 cells missing; benign or "

@@ -3,12 +3,17 @@
     classifier = AClassClassifier().fit(X, y)         # NaN anywhere in X; y = -1 where unlabelled
     classifier.predict_proba(X_new)
     classifier.partial_fit(X_more, y_more)            # more rows
+    classifier.save("m.nc")                           # AClassClassifier.load("m.nc") learns on
 
 Columns are numbers, 0 and 1, texts or categories. Every class is a Chinese restaurant process
 mixture (`zoo.aclass`). A `ParticleFilter` reads one row after the other:
 
     p(class | row, earlier rows)
         ~ p(class | earlier labels) sum_particles w sum_groups p(group) p(row | group)
+
+What the filter has read first it cannot undo, so its answer depends on the order of the rows.
+`fit` runs a filter for each of `num_orders` random orders: predictions are averages over the
+filters, and the spread of their evidence is the error of `log_evidence_`.
 
 The whole row has a density. So the classifier also imputes missing entries (`impute`), draws new
 rows (`sample`), and estimates the evidence of the model (`log_evidence_`). Cost of a row:
@@ -29,41 +34,58 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from numpyro import distributions as dist
-from sklearn.base import BaseEstimator, ClassifierMixin
+from scipy.stats import norm
+from scipy.stats import t as student_t
+from sklearn.base import ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gallery._columns import Columns, as_table
-from gallery._labels import coded, codes_among, declared
+from gallery._estimator import Imputer, ZooEstimator
+from gallery._finite import check_finite
+from gallery._labels import class_weights, coded, codes_among, declared, reweighted
 from inference import Driver, ParticleFilter, Program
+from inference.maths.averages import log_mean, log_mean_error
+from inference.program.sites import check_whole
 from zoo.aclass import aclass
 
 __all__ = ["AClassClassifier"]
 
+# concentrations whose densities are accurate in single precision
+LEAST, MOST = 1e-30, 1e9
 
-class AClassClassifier(ClassifierMixin, BaseEstimator):
+
+class AClassClassifier(Imputer, ClassifierMixin, ZooEstimator):
     """Online classification by a Chinese restaurant process mixture in each class.
 
     Labels: -1 is a row of unknown class, in an array of numbers or of objects. Such a row is
     assigned to the known classes by their probabilities. The one exception is scikit-learn's coding
     of two classes by -1 and 1: where `y` holds only these two, both are classes.
 
-    A call that Ctrl-C or `max_time` ends keeps the rows so far, with a warning. The remaining rows
-    must come next: `partial_fit` refuses others, so that no row is lost. A call that raises an
-    error leaves the classifier as it was.
+    A call that `max_time` ends keeps the rows so far, with a warning, and so does a `partial_fit`
+    after the first that Ctrl-C ends, which then raises. After `partial_fit` the remaining rows must
+    come next: it refuses others, so that no row is lost. A `fit` that ended early, whose filters
+    have each read other rows, cannot go on. A call that raises another error leaves the classifier
+    as it was, and a first call that Ctrl-C ends leaves it unfitted.
 
     Fitted attributes are `classes_`, `n_features_in_`, `feature_names_in_` (for a data frame),
-    `n_rows_seen_`, `log_evidence_`, and `posterior_`.
+    `n_rows_seen_`, `log_evidence_`, `log_evidence_se_` and `posterior_`, in which a chain is a
+    filter.
 
     Args:
-        num_particles: number of partitions.
+        num_particles: number of partitions that each filter keeps.
+        num_orders: number of filters. In `fit` each reads the rows in a random order of its own,
+            those of known class first. In `partial_fit` all read them as they come, and differ by
+            their random numbers. With 1 `fit` keeps the order of the table as well.
         alpha: concentration of the groups in each class, large for many groups. A NumPyro
             distribution is learned over `grid`.
         gamma: concentration of the Dirichlet prior of the classes.
         component: "auto": by the columns of the first call, 0 and 1 are Bernoulli, other numbers
-            normal, texts and pandas categories categorical, see `gallery._columns`. Or a component
-            such as those of `zoo.aclass`, for numbers that are not standardised.
+            normal, texts and pandas categories categorical, see `gallery._columns`. A quarter of
+            the variance of numbers is expected within a group; the model itself, and so `zoo fit`,
+            expects more. Or a component such as those of `zoo.aclass`, for numbers that are not
+            standardised.
         max_groups: bound on the groups in each class; 1 is naive Bayes.
         resampling: "optimal", "systematic" or "multinomial".
         rejuvenate: number of earlier rows whose group is redrawn after each row. More are more
@@ -72,19 +94,26 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
             `alpha=dist.Gamma(1.0, 1.0)`.
         keep_assignments: whether the groups of rows are kept, as `z` in `posterior_`. Without them
             memory is constant.
-        num_samples: draws in `posterior_`.
+        num_samples: draws of each filter in `posterior_`.
+        class_weight: {class: factor}, "balanced" or None. Predictions are for rows among which a
+            class is so many times as frequent as in the fit; "balanced": all are equally frequent.
+            The fit does not depend on it.
         max_time: seconds after which a call ends.
-        progress_bar: whether to show a progress bar with the effective sample size.
+        progress_bar: whether to show a progress bar with the effective sample size; None: on a
+            terminal, after two seconds.
         random_state: integer, `RandomState` or None.
     """
 
     classes_: np.ndarray
     n_features_in_: int
+    _no_weights = "it counts whole rows; repeat a row in place of a weight of 2"
+    _kept = ("_columns", "_settings", "_log_units", "n_rows_seen_")
 
     def __init__(
         self,
-        num_particles: int = 40,
+        num_particles: int = 10,
         *,
+        num_orders: int = 8,
         alpha: float | dist.Distribution = 1.0,
         gamma: float = 1.0,
         component: str | Callable = "auto",
@@ -94,11 +123,13 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         grid: Mapping[str, Any] | None = None,
         keep_assignments: bool = True,
         num_samples: int = 1000,
+        class_weight: Any = None,
         max_time: float | None = None,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
         random_state: Any = None,
     ):
         self.num_particles = num_particles
+        self.num_orders = num_orders
         self.alpha = alpha
         self.gamma = gamma
         self.component = component
@@ -107,6 +138,7 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         self.rejuvenate = rejuvenate
         self.grid = grid
         self.keep_assignments, self.num_samples = keep_assignments, num_samples
+        self.class_weight = class_weight
         self.max_time, self.progress_bar, self.random_state = max_time, progress_bar, random_state
 
     def __sklearn_tags__(self):
@@ -116,31 +148,50 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
 
     # Fitting.
 
-    def fit(self, X: Any, y: Any) -> "AClassClassifier":
-        """Fit all rows in their order; earlier ones are forgotten.
+    def fit(self, X: Any, y: Any, **others: Any) -> "AClassClassifier":
+        """Fit all rows, in `num_orders` orders; earlier ones are forgotten.
 
-        Args:
-            X: an array, a list of rows or a data frame; NaN (or None among texts) where missing.
-            y: the class of each row, -1 where it is unknown.
+        Parameters
+        ----------
+        X : array, list of rows or frame
+            An array, a list of rows or a data frame; NaN (or None among texts) where missing.
+        y : array
+            The class of each row, -1 where it is unknown.
+        **others
+            Refused; `sample_weight` with the reason why the model has no place for it.
+
+        Returns
+        -------
+        self
         """
-        return self._begin(X, y, None)
+        self._refuse_others(others)
+        check_whole(1, num_orders=self.num_orders)
+        return self._begin(X, y, None, shuffle=self.num_orders > 1)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "AClassClassifier":
         """Fit more rows.
 
-        Several calls give exactly the result of one call with all rows. Only `component="auto"`
+        Rows are read as they come. Several calls give exactly the result of one call with all
+        rows, also where the classifier is saved and loaded between them. Only `component="auto"`
         depends on the rows of the first call.
 
-        Args:
-            X: as in `fit`.
-            y: the class of each row, -1 where it is unknown.
-            classes: at the first call, all classes of all calls; None: those of its labels. If it
-                holds -1, this is a class.
+        Parameters
+        ----------
+        X : array, list of rows or frame
+            As in `fit`.
+        y : array
+            The class of each row, -1 where it is unknown.
+        classes : array, default=None
+            At the first call, all classes of all calls; None: those of its labels. If it
+            holds -1, this is a class.
+
+        Returns
+        -------
+        self
         """
+        self._refuse_balanced()
         if not self.__sklearn_is_fitted__():
-            return self._begin(X, y, classes)
-        if not self.n_rows_seen_:  # the first call ended before its first row
-            return self._begin(X, y, self.classes_ if classes is None else classes)
+            return self._begin(X, y, classes, shuffle=False)
         if classes is not None and not np.array_equal(declared(classes), self.classes_):
             raise ValueError(
                 f"classes: found {declared(classes)}, but the first call began with "
@@ -149,12 +200,14 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         if y is None:
             raise ValueError("y: found None, wanted the class of each row; -1 where it is unknown.")
         x, labels = self._read(X, y)
+        if not hasattr(self, "_driver"):
+            self._take_up()
         self._driver.max_time = self.max_time
         waiting = self._waiting(x, labels)
         try:
             if waiting:
                 self._driver.extend(min(waiting, len(x)))
-            if waiting < len(x) and self._kernel.finished(self._state):
+            if waiting < len(x) and self._kernel.finished(self._states[0]):
                 self._driver.update(
                     jnp.asarray(x[waiting:], float), labels[waiting:], **self._settings
                 )
@@ -167,11 +220,18 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         """The number of remaining rows of a call that ended early; `x` must begin with them."""
         program = self._driver.program
         assert program is not None
-        rest = np.column_stack([program.arguments["x"], program.arguments["y"]])[
-            int(self._state.row) :
-        ]
+        state = self._states[0]
+        rest = np.column_stack([program.arguments["x"], program.arguments["y"]])[int(state.row) :]
         if not len(rest):
             return 0
+        left = np.asarray(state.order)[int(state.row) :]
+        # after a loaded classifier has learned more, rows are left in the order of the table
+        if state.seen == state.row and (np.diff(left) != 1).any():
+            raise ValueError(
+                f"partial_fit: fit was ended by max_time after {state.row} of "
+                f"{len(rest) + state.row} rows, and each of its {self.num_orders} filters has read "
+                "others; call fit again, with more time."
+            )
         found = np.column_stack([jnp.asarray(x, float), labels])[: len(rest)]
         same = np.isclose(found, rest[: len(x)], rtol=0, atol=0, equal_nan=True).all(1)
         if not same.all():
@@ -181,33 +241,54 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
                 "them as the warning of that call said, or start again by fit."
             )
         # later rows are checked before these are read
-        self._driver.reading.more(self._program(x, labels))
+        self._reading.more(self._program(x, labels))
         return len(rest)
 
-    def _begin(self, X: Any, y: Any, classes: Any) -> "AClassClassifier":
+    def _begin(self, X: Any, y: Any, classes: Any, *, shuffle: bool) -> "AClassClassifier":
         chosen = self._chosen_component()
         columns = Columns.learn(X, plain=chosen is not None)
         x = columns.encode(X)
         check_consistent_length(x, y)
         classes, labels = coded(y, classes)
+        weights = class_weights(self.class_weight, classes, labels)
         settings = self._model_settings(chosen or columns.component(), len(classes))
-        kernel = ParticleFilter(
+        kernel = self._filter(shuffle)
+        driver = self._new_driver(kernel)
+        driver.run(self._seed(), jnp.asarray(x, float), labels, **settings)
+        check_finite(self, log_evidence_=[state.total_log_evidence() for state in driver.states])
+        validate_data(self, X, skip_check_array=True)
+        self.classes_, self.class_weight_ = classes, weights
+        self._columns, self._settings = columns, settings
+        self._kernel, self._driver, self._reading = kernel, driver, driver.reading
+        self._log_units, self.n_rows_seen_ = np.zeros(len(driver.states)), 0
+        return self._taken(x)
+
+    def _new_driver(self, kernel: ParticleFilter) -> Driver:
+        # draws are made when `posterior_` is first used, so one is enough before
+        return Driver(
+            kernel,
+            num_samples=1,
+            num_chains=self.num_orders,
+            progress_bar=self.progress_bar,
+            max_time=self.max_time,
+        )
+
+    def _take_up(self) -> None:
+        """Go on with the run of a file."""
+        driver, rows = self._new_driver(self._kernel), vars(self).pop("_rows")
+        driver.restore(self.posterior_, vars(self).pop("_loaded"), *rows, **self._settings)
+        self._driver, self._reading = driver, driver.reading
+
+    def _filter(self, shuffle: bool = False) -> ParticleFilter:
+        return ParticleFilter(
             aclass,
             num_particles=self.num_particles,
             resampling=self.resampling,
             grid=self.grid,
             rejuvenate=self.rejuvenate,
             keep_assignments=self.keep_assignments,
+            shuffle=shuffle,
         )
-        # draws are made when `posterior_` is first used, so one is enough here
-        driver = Driver(
-            kernel, num_samples=1, progress_bar=self.progress_bar, max_time=self.max_time
-        )
-        driver.run(self._seed(), jnp.asarray(x, float), labels, **settings)
-        validate_data(self, X, skip_check_array=True)
-        self.classes_, self._columns, self._settings = classes, columns, settings
-        self._kernel, self._driver, self._log_units, self.n_rows_seen_ = kernel, driver, 0.0, 0
-        return self._taken(x)
 
     def _read(self, X: Any, y: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """Rows and labels as the model takes them, after a comparison with the first call."""
@@ -220,13 +301,22 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
 
     def _taken(self, x: np.ndarray) -> "AClassClassifier":
         """Count the rows of `x` that were read, and warn where some were not."""
-        taken, self._tree = int(self._state.seen) - self.n_rows_seen_, None
-        self._log_units += self._columns.log_units(x[:taken])
+        states = self._states
+        taken, self._tree = int(states[0].seen) - self.n_rows_seen_, None
+        is_shuffled = len(states[0].order) > 0 and not self.n_rows_seen_
+        self._log_units = self._log_units + [
+            self._columns.log_units(x[state.order[:taken] if is_shuffled else slice(taken)])
+            for state in states
+        ]
         self.n_rows_seen_ += taken
         if taken < len(x):
+            goes_on = (
+                "call fit again with more time"
+                if is_shuffled
+                else f"partial_fit(X[{taken}:], y[{taken}:]) continues with the rest"
+            )
             warnings.warn(
-                f"ended by Ctrl-C or max_time after {taken} of {len(x)} rows; "
-                f"partial_fit(X[{taken}:], y[{taken}:]) continues with the rest.",
+                f"ended by Ctrl-C or max_time after {taken} of {len(x)} rows; {goes_on}.",
                 ConvergenceWarning,
                 stacklevel=4,
             )
@@ -236,10 +326,12 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         """The component that the user has chosen; None for "auto"."""
         for name in ("alpha", "gamma"):
             value = getattr(self, name)
-            if not (isinstance(value, Real) and 0 < value < np.inf) and not (
+            if not (isinstance(value, Real) and LEAST <= value <= MOST) and not (
                 name == "alpha" and isinstance(value, dist.Distribution)
             ):
-                raise ValueError(f"{name}: found {value!r}, wanted a positive number.")
+                raise ValueError(
+                    f"{name}: found {value!r}, wanted a positive number, {LEAST:g} to {MOST:g}."
+                )
         if callable(self.component):
             return self.component
         if self.component == "auto":
@@ -265,14 +357,32 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     @property
-    def _state(self) -> Any:
-        return self._driver.states[0]
+    def _states(self) -> list[Any]:
+        """The filters, one for each order."""
+        if hasattr(self, "_driver"):
+            return self._driver.states
+        return [step.state for step in self._loaded]
 
     def _program(self, x: np.ndarray, labels: np.ndarray) -> Program:
         return Program(aclass, jnp.asarray(x, float), labels, **self._settings)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "classes_")
+
+    def _contents(self) -> dict[str, Any]:
+        if not hasattr(self, "_driver"):
+            return super()._contents() | {"_loaded": self._loaded, "_rows": self._rows}
+        given = self._driver.whole_program.arguments
+        return super()._contents() | {
+            "_loaded": [_of_all_rows(step, len(given["y"])) for step in self._driver.steps],
+            "_rows": (given["x"], given["y"]),
+        }
+
+    def _restore(self, tree: xr.DataTree) -> None:
+        self._tree, self._kernel = tree, self._filter()
+        # 0 is a number, the first category, and no
+        few = np.zeros((2, self.n_features_in_)), np.full(2, -1, np.int32)
+        self._reading, _ = self._kernel.read(self._program(*few))
 
     # Predictions.
 
@@ -288,13 +398,14 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Return the log probability of each class, [row, class]."""
         check_is_fitted(self)
-        joint = np.asarray(
-            self._kernel.log_classes(
-                self._state, self._driver.reading, self._program(*self._read(X))
-            ),
-            float,
-        )
-        return joint - np.logaddexp.reduce(joint, axis=1, keepdims=True)
+        program = self._program(*self._read(X))
+        each = [
+            np.asarray(self._kernel.log_classes(state, self._reading, program), float)
+            for state in self._kernel.alike(self._states)
+        ]
+        each = [joint - np.logaddexp.reduce(joint, axis=1, keepdims=True) for joint in each]
+        log_proba = np.logaddexp.reduce(each) - np.log(len(each))
+        return reweighted(log_proba, self.class_weight_)
 
     def impute(self, X: Any, y: Any = None) -> Any:
         """Return a copy of X with missing entries replaced by predictions from their row.
@@ -302,19 +413,25 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         Numbers are replaced by their expected value, categories and 0 and 1 by the most probable
         value.
 
-        Args:
-            X: as in `fit`.
-            y: the class of each row, -1 where it is unknown; None: all are unknown.
+        Parameters
+        ----------
+        X : array, list of rows or frame
+            As in `fit`.
+        y : array, default=None
+            The class of each row, -1 where it is unknown; None: all are unknown.
         """
         check_is_fitted(self)
-        means = self._kernel.mean_rows(
-            self._state, self._driver.reading, self._program(*self._read(X, y))
-        )
+        program = self._program(*self._read(X, y))
+        each = [
+            self._kernel.mean_rows(state, self._reading, program)
+            for state in self._kernel.alike(self._states)
+        ]
+        means = jax.tree.map(lambda *of_filters: np.mean(of_filters, axis=0), *each)
         best: dict[str, Callable] = {
             "CategoricalProbs": lambda mean: mean.argmax(-1),
             "BernoulliProbs": lambda mean: mean > 0.5,
         }
-        families = {block.site: block.family for block in self._driver.reading.partition.blocks}
+        families = {block.site: block.family for block in self._reading.partition.blocks}
         guessed = {
             site: best.get(families[site].likelihood, np.asarray)(np.asarray(mean))
             for site, mean in means.items()
@@ -326,11 +443,16 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
 
         Rows are independent. An integer `random_state` gives the same rows at each call.
 
-        Args:
-            n: number of rows.
-            y: a class, or a class for each row; None: drawn as well.
+        Parameters
+        ----------
+        n : int, default=1
+            Number of rows.
+        y : class or array, default=None
+            A class, or a class for each row; None: drawn as well.
 
-        Returns:
+        Returns
+        -------
+        rows, classes
             A table of the type of X, and the classes.
         """
         check_is_fitted(self)
@@ -346,32 +468,51 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
         )
         empty = np.full((n, self.n_features_in_), np.nan)
         key = jax.random.fold_in(jax.random.key(self._seed()), 1)
-        classes, rows = self._kernel.draw_rows(
-            key, self._state, self._driver.reading, self._program(empty, labels)
-        )
-        return self._columns.decode(self._by_column(rows)), self.classes_[np.asarray(classes)]
+        states, program = self._kernel.alike(self._states), self._program(empty, labels)
+        each = [
+            self._kernel.draw_rows(jax.random.fold_in(key, i), state, self._reading, program)
+            for i, state in enumerate(states)
+        ]
+        # a filter that is chosen at random draws each row
+        chosen = np.random.default_rng(self._seed()).integers(len(each), size=n), np.arange(n)
+        classes, rows = jax.tree.map(lambda *of_filters: np.stack(of_filters)[chosen], *each)
+        return self._columns.decode(self._by_column(rows)), self.classes_[classes]
 
     @property
     def log_evidence_(self) -> float:
         """Log evidence: the log density of all rows and labels so far, on the scale of the table.
 
-        The estimate of the evidence itself, before the logarithm, is unbiased.
+        It is the log of the mean over the filters. This mean, before the logarithm, is unbiased.
         """
         check_is_fitted(self)
-        return float(self._state.total_log_evidence()) - self._log_units
+        return log_mean(self._log_evidences())
+
+    @property
+    def log_evidence_se_(self) -> float:
+        """Standard error of `log_evidence_`, by the spread of the filters; infinite for one."""
+        check_is_fitted(self)
+        each = self._log_evidences()
+        # two errors hold 95 %, as with Student's t: a spread of few numbers is itself uncertain
+        few = student_t.ppf(norm.cdf(2), len(each) - 1) / 2 if len(each) > 1 else 1
+        return float(few * log_mean_error(each))
+
+    def _log_evidences(self) -> np.ndarray:
+        return np.array([state.total_log_evidence() for state in self._states]) - self._log_units
 
     @property
     def posterior_(self) -> xr.DataTree:
         """Partitions, weighted particles, effective sample sizes and evidence; made at first use.
 
-        `attrs["log_evidence"]` is `log_evidence_`. With component="auto" everything else is on the
-        standardised scale.
+        `attrs["log_evidence"]` is `log_evidence_`. After a call that ended early the draws are in
+        `unfinished`, not in `posterior`, and the tree has no evidence. With component="auto"
+        everything else is on the standardised scale.
         """
         check_is_fitted(self)
         if self._tree is None:
             self._driver.num_samples = self.num_samples
             self._tree = self._driver.tree()
-            self._tree.attrs["log_evidence"] = self.log_evidence_
+            if "posterior" in self._tree.children:
+                self._tree.attrs["log_evidence"] = self.log_evidence_
         return self._tree
 
     def _by_column(self, sites: Mapping[str, Any]) -> np.ndarray:
@@ -392,3 +533,12 @@ class AClassClassifier(ClassifierMixin, BaseEstimator):
                 )
             x[:, columns.astype(int)] = np.reshape(values, (len(x), -1))
         return x
+
+
+def _of_all_rows(step: Any, num_rows: int) -> Any:
+    """A filter as if all rows, those of earlier calls too, were of one call."""
+    before = np.int32(num_rows - step.state.num_rows)
+    state = step.state
+    return step._replace(
+        state=state._replace(row=before + state.row, num_rows=before + state.num_rows)
+    )

@@ -21,17 +21,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 from jax import random
 from numpyro import handlers
+from numpyro.distributions.distribution import validation_enabled
 from numpyro.infer import NUTS, Gibbs, init_to_median
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import ClassifierMixin
 from sklearn.utils import check_consistent_length, check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from gallery._labels import coded, codes_among
+from gallery._columns import read_numbers
+from gallery._estimator import ZooEstimator
+from gallery._finite import check_finite
+from gallery._labels import class_weights, coded, codes_among
 from gallery._standardise import Standardiser
 from inference import Driver, LatentHistory
 from inference.program.compiling import compiled
+from inference.program.interpreting import interpreted, split
 from zoo.archipelago import archipelago, fantasies, gaussian, predict, process, squared_exponential
 
 __all__ = ["ArchipelagoClassifier", "sampler", "start"]
@@ -79,7 +85,12 @@ def start(
     count = min(num_rows, capacity // 2)
 
     def one(rng_key: jax.Array) -> dict[str, Any]:
-        with handlers.substitute(substitute_fn=init_to_median), handlers.seed(rng_seed=rng_key):
+        # the driver's run checks the parameters
+        with (
+            validation_enabled(False),
+            handlers.substitute(substitute_fn=init_to_median),
+            handlers.seed(rng_seed=rng_key),
+        ):
             density, functions = process(num_features, num_classes, **options)
         rejected = jnp.asarray(density.sample(rng_key, (capacity,)))
         high = functions.amplitude * jnp.where(
@@ -104,13 +115,13 @@ def start(
         }
 
     with jax.enable_x64(True):
-        x, keys = jnp.asarray(x), random.split(random.key(0), num_chains)
-        ask = compiled(one, keys[0])
-        chains = [jax.tree.map(np.asarray, ask(rng_key)) for rng_key in keys]
+        keys = split(random.key(0), num_chains)
+        begun = interpreted(one, keys[0])
+        chains = [begun(rng_key) for rng_key in keys]
     return chains[0] if num_chains == 1 else jax.tree.map(lambda *each: np.stack(each), *chains)
 
 
-class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
+class ArchipelagoClassifier(ClassifierMixin, ZooEstimator):
     """Semi-supervised classification by class densities from Gaussian processes.
 
     Labels: -1 is a row of unknown class, in an array of numbers or of objects. The one exception is
@@ -142,11 +153,20 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         num_chains: number of chains. A cluster without a label may belong to different classes in
             different chains, and a chain rarely changes it. So many short chains are better than a
             few long ones.
+        class_weight: {class: factor}, "balanced" or None. Predictions are for rows among which a
+            class is so many times as frequent as in the fit; "balanced": all are equally frequent.
+            The fit does not depend on it.
         max_time: seconds after which a fit ends, with the draws so far; compilation, ten seconds or
             more, is not interrupted.
-        progress_bar: whether to show a progress bar with the number of rejected points.
+        progress_bar: whether to show a progress bar with the number of rejected points; None: on a
+            terminal, after two seconds.
         random_state: integer, `RandomState` or None.
     """
+
+    _no_weights = (
+        "a process has accepted each row or has not; repeat a row in place of a weight of 2"
+    )
+    _kept = ("_standardiser", "_x", "_fitted_options", "n_iter_")
 
     def __init__(
         self,
@@ -163,8 +183,9 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         num_warmup: int = 80,
         num_samples: int = 40,
         num_chains: int = 8,
+        class_weight: Any = None,
         max_time: float | None = None,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
         random_state: Any = None,
     ):
         self.base = base
@@ -177,18 +198,24 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
         self.max_capacity = max_capacity
         self.knows_density = knows_density
         self.num_warmup, self.num_samples, self.num_chains = num_warmup, num_samples, num_chains
+        self.class_weight = class_weight
         self.max_time, self.progress_bar, self.random_state = max_time, progress_bar, random_state
 
-    def fit(self, X: Any, y: Any) -> "ArchipelagoClassifier":
+    def fit(self, X: Any, y: Any, **others: Any) -> "ArchipelagoClassifier":
         """Fit all rows.
 
-        Args:
-            X: [row, column].
-            y: the class of each row, -1 where it is unknown.
+        Parameters
+        ----------
+        X : array or frame
+            [row, column].
+        y : array
+            The class of each row, -1 where it is unknown.
         """
-        X = validate_data(self, X, dtype=np.float64)
+        self._refuse_others(others)
+        X = read_numbers(self, X, dtype=np.float64)
         classes, labels = coded(y)
         check_consistent_length(X, labels)
+        weights = class_weights(self.class_weight, classes, labels)
         self._standardiser = Standardiser.learn(X)
         if not self._standardiser.varies.any():
             raise ValueError(
@@ -211,25 +238,31 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
             first = start(self.num_chains, x, labels, len(classes), capacity, **options)
             options |= {} if self.persistence is None else {"persistence": self.persistence}
             options |= {"num_classes": len(classes), "capacity": capacity}
+            vars(self).pop("posterior_", None)  # a fit that fails must not leave an earlier one
             tree = driver.run(self._seed(), x, jnp.asarray(labels), init_params=first, **options)
         if not tree.posterior.sizes["draw"]:
-            why = (
-                "it was interrupted"
-                if self.max_time is None
-                else f"max_time: {self.max_time} seconds have passed, or it was interrupted"
-            )
             raise ValueError(
-                f"{why} before the first draw; give more time, or a smaller num_warmup."
+                f"max_time: {self.max_time} seconds have passed before the first draw; give more "
+                "time, or a smaller num_warmup."
             )
-        self.classes_, self.posterior_ = classes, tree
+        draws = tree["posterior"].to_dataset().data_vars.items()
+        check_finite(self, **{str(name): values for name, values in draws})
+        self.classes_, self.class_weight_, self.posterior_ = classes, weights, tree
         self._x, self._fitted_options = np.asarray(x), self._options()
+        self._predictions: dict[Any, Callable] = {}  # compiled, by what shapes they depend on
         self.n_iter_ = int(tree.attrs["steps"])
         return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "posterior_")
+
+    def _restore(self, tree: xr.DataTree) -> None:
+        self.posterior_, self._predictions = tree, {}
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of each class, [row, class]."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
+        X = read_numbers(self, X, dtype=np.float64, reset=False)
         x = self._standardiser.standardise_kept(X)
         parts = np.array_split(x, range(CHUNK, len(x), CHUNK))
         # padded to a multiple of 32, so that few shapes are compiled
@@ -237,14 +270,8 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
             parts[-1], ((0, min(CHUNK, -(-len(x) // 32) * 32) - len(parts[-1])), (0, 0))
         )
         with jax.enable_x64(True):
-            options = self._fitted_options | {"knows_density": self.knows_density}
             draws = self._draws(MOST_DRAWS)
-            ask = compiled(
-                lambda draws, known, rows: predict(random.key(0), draws, known, rows, **options),
-                draws,
-                self._x,
-                parts[0],
-            )
+            ask = self._prediction(draws, parts[0])
             found = np.concatenate([np.asarray(ask(draws, self._x, part)) for part in parts])[
                 : len(x)
             ]
@@ -253,7 +280,22 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
                 f"X: row {nowhere[0]} lies where the base density is 0; knows_density=False "
                 "predicts there as well."
             )
-        return found
+        joint = found * self.class_weight_
+        return joint / joint.sum(1, keepdims=True)
+
+    def _prediction(self, draws: dict[str, np.ndarray], rows: np.ndarray) -> Callable:
+        """The compiled prediction for rows of this shape; it is traced once after a fit."""
+        key = self.knows_density, rows.shape
+        if key not in self._predictions:
+            options = self._fitted_options | {"knows_density": self.knows_density}
+            ask = lambda draws, known, rows: predict(random.key(0), draws, known, rows, **options)
+            self._predictions[key] = compiled(ask, draws, self._x, rows)
+        return self._predictions[key]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The attributes without compiled code."""
+        kept = dict(super().__getstate__())
+        return kept | ({"_predictions": {}} if "_predictions" in kept else {})
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of each row."""
@@ -263,11 +305,18 @@ class ArchipelagoClassifier(ClassifierMixin, BaseEstimator):
     def sample(self, n: int = 1, label: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """Draw new rows and their classes from the predictive density of the next row.
 
-        Args:
-            n: number of rows.
-            label: class of the new rows; None: any class.
+        Parameters
+        ----------
+        n : int, default=1
+            Number of rows.
+        label : class, default=None
+            Class of the new rows; None: any class.
+        **others
+            Refused; `sample_weight` with the reason why the model has no place for it.
 
-        Returns:
+        Returns
+        -------
+        rows, classes
             Rows [row, column], and their classes [row].
         """
         check_is_fitted(self)

@@ -2,17 +2,24 @@
 
     classifier = AugmentReduceClassifier().fit(X, y)      # multinomial logistic regression
     classifier.top_k(X_new, 5)                            # five most probable classes of each row
+    classifier.predict_proba(X_new, classes=[3, 8])       # if the class is one of these two
     AugmentReduceClassifier(noise="normal").fit(X, y)     # multinomial probit
 
 X is dense or sparse. The model is `zoo.augment_reduce`, and `AugmentReduce` fits it. Cost of a
 step: batch_size x num_negatives x columns, whatever the number of classes. Cost of a prediction:
-rows x classes x columns, and 200 x rows x classes for noise other than Gumbel.
+rows x classes x columns, and 200 x rows x classes for noise other than Gumbel, where `classes` are
+those that are asked for.
+
+The prior's scale is chosen by the log score of rows that are held out (`prior_scale_`), by short
+fits. Where few classes are frequent, half of the other classes of a step are drawn in proportion to
+their frequency.
 
 Ruiz, Titsias, Dieng and Blei (2018), "Augment and reduce: stochastic inference for large
 categorical distributions".
 """
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from numbers import Integral, Real
 from typing import Any
 
@@ -21,11 +28,14 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from scipy import sparse
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import ClassifierMixin
 from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from gallery._labels import coded, codes_among, declared
+from gallery._columns import read_numbers
+from gallery._estimator import ZooEstimator
+from gallery._finite import check_finite
+from gallery._labels import class_weights, coded, codes_among, declared, reweighted
 from inference import AugmentReduce, Driver, Program
 from inference.kernels.augment_reduce.weights import Adagrad
 from zoo.augment_reduce import SparseRows, augment_reduce
@@ -35,11 +45,23 @@ __all__ = ["AugmentReduceClassifier"]
 # sparse tables with fewer entries are made dense, for updates of whole rows of weights are faster
 MOST_DENSE = 10**8
 CHUNK = 4 * 10**6  # rows x classes that are predicted at once
+ROWS_AT_ONCE, FEW_ROWS = 256, 64  # rows of a chunk, and of one for few rows
 FARTHEST = 10.0  # largest absolute value after scaling
 SMALLEST_SCALE = 1e-35  # smaller ones are close to underflow in float32
+USUAL_NORM = 8.0  # of a row, for which `step_size` is meant: that of 64 standardised columns
+QUIET_SHARE = 0.05  # of the classes, for a sum over drawn ones that varies little
+LEAST_GAIN = 1 / 8  # of step sizes; smaller steps are too small for the usual number of steps
+# The search for the prior's scale.
+LEAST_ROWS = 20  # with fewer rows there is no search
+MOST_HELD_OUT = 2000  # rows
+MOST_SCALES = 6  # that are tried
+SEARCH_SHARE = 5  # of the steps of a fit, the part that a scale is tried for
+MARGIN = 0.005  # nats a row, by which a wider prior must be better
+MOST_UP = 0.25  # of half a decade
+NUM_NODES = 200  # a prediction costs so many times as much for noise other than Gumbel
 
 
-class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
+class AugmentReduceClassifier(ClassifierMixin, ZooEstimator):
     """Linear classification by a random utility model, for thousands or millions of classes.
 
     Columns are standardised first, with numbers of 10 at most. Columns of a sparse table are only
@@ -47,8 +69,8 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
     both are classes. A class without rows has a small probability.
 
     Fitted attributes are `classes_`, `n_features_in_`, `feature_names_in_` (for a data frame),
-    `n_iter_`, `elbo_` (the mean of the last estimates for the rows of the last call), and
-    `posterior_`.
+    `n_iter_`, `elbo_` (the mean of the last estimates for the rows of the last call),
+    `prior_scale_`, and `posterior_`.
 
     Args:
         noise: "gumbel" (softmax), "normal" (probit), "logistic", "laplace", "student_t", or a
@@ -57,17 +79,29 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         batch_size: rows of a step, at most all.
         num_negatives: other classes of a step, at most all.
         max_iter: steps of `fit`.
-        prior_scale: prior standard deviation of the weights; None: maximum likelihood.
+        prior_scale: prior standard deviation of the weights; "auto": the one with the best log
+            score on rows that are held out, which about doubles the time of a fit; None: maximum
+            likelihood.
         rank: number of learned combinations of the columns that utilities depend on, for very many
             columns; None: utilities depend on the columns.
         posterior: whether weights have a normal variational distribution, over whose `num_samples`
             draws predictions are averaged; False: a point estimate.
-        step_size: of Adagrad for the weights.
+        step_size: of Adagrad for the weights; smaller by itself for rows whose norm after scaling
+            is above that of 64 standardised columns.
         num_samples: draws in `posterior_` with `posterior`.
+        class_weight: {class: factor}, "balanced" or None. Predictions are for rows among which a
+            class is so many times as frequent as in the fit; "balanced": all are equally frequent.
+            The fit does not depend on it.
         max_time: seconds after which a call ends, with the result so far.
-        progress_bar: whether to show a progress bar with the ELBO.
+        progress_bar: whether to show a progress bar with the ELBO; None: on a terminal, after two
+            seconds.
         random_state: integer, `RandomState` or None.
     """
+
+    _no_weights = (
+        "a step draws rows with equal probabilities; repeat a row in place of a weight of 2"
+    )
+    _kept = ("_mean", "_scale", "_is_packed", "n_iter_", "elbo_", "prior_scale_")
 
     def __init__(
         self,
@@ -77,13 +111,14 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         batch_size: int = 128,
         num_negatives: int = 100,
         max_iter: int = 5000,
-        prior_scale: float | None = 1.0,
+        prior_scale: Any = "auto",
         rank: int | None = None,
         posterior: bool = False,
         step_size: float = 0.1,
         num_samples: int = 20,
+        class_weight: Any = None,
         max_time: float | None = None,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
         random_state: Any = None,
     ):
         self.noise = noise
@@ -96,6 +131,7 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         self.posterior = posterior
         self.step_size = step_size
         self.num_samples = num_samples
+        self.class_weight = class_weight
         self.max_time = max_time
         self.progress_bar = progress_bar
         self.random_state = random_state
@@ -107,29 +143,49 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
 
     # Fitting.
 
-    def fit(self, X: Any, y: Any) -> "AugmentReduceClassifier":
+    def fit(self, X: Any, y: Any, **others: Any) -> "AugmentReduceClassifier":
         """Fit all rows; earlier ones are forgotten.
 
-        Args:
-            X: [row, column], an array, a data frame or a SciPy sparse matrix.
-            y: the class of each row, -1 where it is unknown.
+        Parameters
+        ----------
+        X : array, frame or sparse matrix
+            [row, column], an array, a data frame or a SciPy sparse matrix.
+        y : array
+            The class of each row, -1 where it is unknown.
+        **others
+            Refused; `sample_weight` with the reason why the model has no place for it.
+
+        Returns
+        -------
+        self
         """
+        self._refuse_others(others)
         return self._begin(X, y, None, self.max_iter)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "AugmentReduceClassifier":
         """Make one pass over more rows.
 
-        Columns are scaled as at the first call. The prior has the weight that it has if the rows of
-        the call are all rows.
+        Columns are scaled, and the prior's scale is chosen, at the first call. The prior has the
+        weight that it has if the rows of the call are all rows.
 
-        Args:
-            X: as in `fit`.
-            y: the class of each row, -1 where it is unknown.
-            classes: at the first call, all classes of all calls; None: `num_classes`, or those of
-                its labels.
+        Parameters
+        ----------
+        X : array, frame or sparse matrix
+            As in `fit`.
+        y : array
+            The class of each row, -1 where it is unknown.
+        classes : array, default=None
+            At the first call, all classes of all calls; None: `num_classes`, or those of
+            its labels.
+
+        Returns
+        -------
+        self
         """
-        if not hasattr(self, "classes_"):
+        self._refuse_balanced()
+        if not self.__sklearn_is_fitted__():
             return self._begin(X, y, classes, None)
+        self._refuse_loaded()
         if classes is not None and not np.array_equal(declared(classes), self.classes_):
             raise ValueError(
                 f"classes: found {declared(classes)}, but the first call began with "
@@ -137,24 +193,26 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
             )
         if y is None:
             raise ValueError("y: found None, wanted the class of each row; -1 where it is unknown.")
-        X = validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
+        X = read_numbers(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
         labels = codes_among(y, self.classes_) if self.num_classes is None else self._numbered(y)
         check_consistent_length(X, labels)
         X, labels = X[labels >= 0], labels[labels >= 0]
         if len(labels):
             self._driver.num_warmup = self.n_iter_ + self._steps_of_a_pass(len(labels))
             self._driver.max_time = self.max_time
-            self._driver.update(
-                x=self._scaled(X, self._is_packed), y=labels, **self._settings(len(labels))
-            )
-            self._taken(self._driver.tree())
+            try:
+                self._driver.update(
+                    x=self._scaled(X, self._is_packed), y=labels, **self._settings(len(labels))
+                )
+            finally:  # Ctrl-C keeps the steps that were taken
+                self._taken(self._driver.tree())
         return self
 
     def _begin(
         self, X: Any, y: Any, classes: Any, num_steps: int | None
     ) -> "AugmentReduceClassifier":
         self._check_settings()
-        X = validate_data(self, X, accept_sparse="csr", dtype=np.float32)
+        X = read_numbers(self, X, accept_sparse="csr", dtype=np.float32)
         if y is None:
             raise ValueError(
                 "AugmentReduceClassifier requires y to be passed, but the target y is None; wanted "
@@ -176,33 +234,78 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         )
         check_consistent_length(X, labels)
         X, labels = X[labels >= 0], labels[labels >= 0]
+        weights = class_weights(self.class_weight, classes, labels)
         if not len(labels):
             raise ValueError("y: every row is unlabelled (-1), so no class can be learned.")
+        vars(self).pop("_draws", None)  # a fit that fails must not leave an earlier one
         self._learn_scales(X)
-        self.classes_, self._is_packed = classes, self._may_pack(X)
+        self.classes_, self.class_weight_ = classes, weights
+        self._is_packed = self._may_pack(X)
         # at weights and embedding of 0 the gradient vanishes
         start = 0.01 if self.rank is None else 0.1
+        x = self._scaled(X, self._is_packed)
         kernel = AugmentReduce(
             augment_reduce,
             posterior=self.posterior,
             init_scale=start,
-            optimizer=Adagrad(self.step_size),
+            optimizer=Adagrad(self.step_size * (1.0 if self.rank else _gain(x))),
+            **self._draws_of_classes(labels),
         )
-        # draws are made when `posterior_` is first used, so one is enough here
         steps = num_steps or self._steps_of_a_pass(len(labels))
-        self._driver = Driver(
-            kernel,
-            num_warmup=steps,
-            num_samples=1,
-            max_time=self.max_time,
-            progress_bar=self.progress_bar,
-        )
+        # draws are made when `posterior_` is first used, so one is enough here
+        self._driver = Driver(kernel, num_samples=1, progress_bar=self.progress_bar)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        return self._taken(
-            self._driver.run(
-                seed, x=self._scaled(X, self._is_packed), y=labels, **self._settings(len(labels))
-            )
-        )
+        time_left = self.max_time
+        if self.prior_scale != "auto":
+            self.prior_scale_ = self.prior_scale
+        elif len(self.classes_) == 1 or len(labels) < LEAST_ROWS:
+            self.prior_scale_ = 1.0
+        else:
+            self.prior_scale_ = self._searched(x, labels, seed)
+            time_left = time_left and time_left / 2
+        self._driver.num_warmup, self._driver.max_time = steps, time_left
+        return self._taken(self._driver.run(seed, x=x, y=labels, **self._settings(len(labels))))
+
+    def _draws_of_classes(self, labels: np.ndarray) -> dict[str, Any]:
+        """The kernel's options for drawing classes, and for how long it averages over draws.
+
+        With frequencies f the sum over S of K classes, each worth its frequency, has the variance
+        (K sum f^2 - 1) / S or less if they are drawn with equal probabilities, and at most 1 / S if
+        half are drawn by frequency.
+        """
+        num_classes = len(self.classes_)
+        share = min(self.num_negatives / num_classes, 1.0)
+        frequency = np.bincount(labels) / len(labels)
+        is_skewed = (1 - share) * num_classes * np.sum(frequency**2) > 2
+        is_quiet = is_skewed or share > QUIET_SHARE
+        return {"frequencies": "y" if is_skewed else None, "local_decay": 0.6 if is_quiet else 0.9}
+
+    def _searched(self, x: Any, labels: np.ndarray, seed: int) -> float:
+        """The prior scale with the best log score on rows that are held out.
+
+        Their places are taken by copies of other rows, so that shapes, and the weight of the prior,
+        are those of the fit. Scales are half a decade apart, with one in between by a parabola.
+        Cost: a fit, for about five scales.
+        """
+        rng, driver = np.random.default_rng(seed), self._driver
+        nodes = 1 if self.noise == "gumbel" else NUM_NODES
+        most = min(MOST_HELD_OUT, CHUNK // (nodes * len(self.classes_)))
+        held_out, place = _divided(rng, len(labels), max(most, 1))
+        told = {"x": x[place], "y": labels[place]} | self._settings(len(labels))
+        own = np.arange(len(held_out)), labels[held_out]
+        driver.num_warmup = -(-self.max_iter // SEARCH_SHARE)
+        driver.num_samples = self.num_samples if self.posterior else 1
+        driver.max_time = self.max_time and self.max_time / 8  # half of it, for four scales
+
+        @cache
+        def scores(place: int) -> np.ndarray:
+            told["prior_scale"] = _number(10 ** (place / 2))
+            draws = self._drawn(driver.run(seed, **told))
+            return self._log_probs_of(x[held_out], draws)[own].astype(np.float64)
+
+        found = 10 ** (_highest(scores, -1, MOST_SCALES) / 2)
+        driver.num_samples = 1
+        return found
 
     def _numbered(self, y: Any) -> np.ndarray:
         """Labels that are codes; the cost does not depend on the number of classes."""
@@ -216,19 +319,30 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"y: found classes {labels.min()} .. {labels.max()}; {wanted}")
         return labels.astype(np.int32)
 
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_draws")
+
     def _taken(self, tree: xr.DataTree) -> "AugmentReduceClassifier":
         elbo = tree["sample_stats"].dataset["elbo"].values[0]
         self.n_iter_, self.elbo_, self._tree = len(elbo), float(elbo[-100:].mean()), None
-        names = ("weights", "biases", *(() if self.rank is None else ("embedding",)))
-        self._draws = {
-            name: np.asarray(tree["posterior"].dataset[name].values[0]) for name in names
-        }
+        self._keep_draws(tree)
+        check_finite(self, elbo_=self.elbo_, **self._draws)
         if self.posterior:
-            self._draws = {
-                name: np.asarray(self.posterior_["posterior"].dataset[name].values[0])
-                for name in self._draws
-            }
+            self._keep_draws(self.posterior_)
         return self
+
+    def _keep_draws(self, tree: xr.DataTree) -> None:
+        """Keep the draws of the weights, which predict."""
+        self._draws = self._drawn(tree)
+
+    def _drawn(self, tree: xr.DataTree) -> dict[str, np.ndarray]:
+        names = ("weights", "biases", *(() if self.rank is None else ("embedding",)))
+        drawn = tree["posterior"].dataset
+        return {name: np.asarray(drawn[name].values[0]) for name in names}
+
+    def _restore(self, tree: xr.DataTree) -> None:
+        self._tree = tree
+        self._keep_draws(tree)
 
     def _check_settings(self) -> None:
         for name in ("batch_size", "num_negatives", "max_iter", "num_samples"):
@@ -243,12 +357,12 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
             )
         if self.rank is not None and (not isinstance(self.rank, Integral) or self.rank < 1):
             raise ValueError(f"rank: found {self.rank!r}, wanted an integer, at least 1, or None.")
-        for name in ("prior_scale", "step_size"):
+        for name, others in (("prior_scale", ("auto", None)), ("step_size", ())):
             value = getattr(self, name)
-            if not (name == "prior_scale" and value is None) and not (
-                isinstance(value, Real) and 0 < value < np.inf
-            ):
-                raise ValueError(f"{name}: found {value!r}, wanted a positive number.")
+            is_positive = isinstance(value, Real) and 0 < value < np.inf
+            if not (is_positive or any(value is one or value == one for one in others)):
+                or_others = "".join(f", or {one!r}" for one in others)
+                raise ValueError(f"{name}: found {value!r}, wanted a positive number{or_others}.")
 
     def _steps_of_a_pass(self, num_rows: int) -> int:
         return -(-num_rows // min(self.batch_size, num_rows))
@@ -263,7 +377,7 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         return {
             "num_classes": num_classes,
             "noise": self.noise,
-            "prior_scale": self.prior_scale,
+            "prior_scale": _number(getattr(self, "prior_scale_", None)),
             "rank": self.rank,
             **sizes,
         }
@@ -305,33 +419,51 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
     def predict_log_proba(self, X: Any, classes: Any = None) -> np.ndarray:
         """Return log probabilities, [row, class].
 
-        Args:
-            X: as in `fit`.
-            classes: classes whose probabilities are returned; None: all.
+        Parameters
+        ----------
+        X : array, frame or sparse matrix
+            As in `fit`.
+        classes : array, default=None
+            The classes that a row may have, as in `predict_proba`; None: all.
         """
         check_is_fitted(self)
-        chosen = slice(None) if classes is None else self._places(classes)
-        return np.concatenate(self._over_rows(X, lambda log_probs: log_probs[:, chosen]))
-
-    def _places(self, classes: Any) -> list[int]:
-        """Indices of classes."""
-        every = {label: place for place, label in enumerate(self.classes_.tolist())}
-        asked = column_or_1d(classes).tolist()
-        if unknown := [label for label in asked if label not in every]:
-            raise ValueError(
-                f"classes: found {unknown[0]!r}, which is none of the {len(every)} classes that "
-                "were learned (`classes_`)."
-            )
-        return [every[label] for label in asked]
+        places = None if classes is None else self._places(classes)
+        return np.concatenate(self._over_rows(X, lambda log_probs: log_probs, places))
 
     def predict_proba(self, X: Any, classes: Any = None) -> np.ndarray:
         """Return probabilities, [row, class].
 
-        Args:
-            X: as in `fit`.
-            classes: classes whose probabilities are returned; None: all.
+        With `classes`, a row has one of these, and no other is possible: its class is the one with
+        the largest utility among them. So a row sums to 1, and the cost grows with these classes
+        alone, not with all. With Gumbel noise and a point estimate of the weights, this is the
+        probability of a class given that it is one of `classes`, `predict_proba(X)[:, classes]` in
+        proportion. With another noise it is close to that: the utility of a class that is left out
+        would tell about the others.
+
+        Parameters
+        ----------
+        X : array, frame or sparse matrix
+            As in `fit`.
+        classes : array, default=None
+            The classes that a row may have, in the order of the columns; None: all.
         """
         return np.exp(self.predict_log_proba(X, classes))
+
+    def _places(self, classes: Any) -> np.ndarray:
+        """Indices of classes; the cost grows with their number, and hardly with that of all."""
+        asked = np.asarray(column_or_1d(classes).tolist())
+        places = np.minimum(np.searchsorted(self.classes_, asked), len(self.classes_) - 1)
+        pairs = zip(asked.tolist(), self.classes_[places].tolist(), strict=True)
+        if unknown := [label for label, found in pairs if label != found]:
+            raise ValueError(
+                f"classes: found {unknown[0]!r}, which is none of the {len(self.classes_)} classes "
+                "that were learned (`classes_`)."
+            )
+        if len(np.unique(places)) < max(len(places), 1):
+            raise ValueError(
+                f"classes: found {asked.tolist()}, wanted at least one class, and each once."
+            )
+        return places
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of each row."""
@@ -341,11 +473,16 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
     def top_k(self, X: Any, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
         """Return the most probable classes of each row, best first, and their probabilities.
 
-        Args:
-            X: as in `fit`.
-            k: number of classes.
+        Parameters
+        ----------
+        X : array, frame or sparse matrix
+            As in `fit`.
+        k : int, default=5
+            Number of classes.
 
-        Returns:
+        Returns
+        -------
+        classes, probabilities
             Classes and probabilities, both [row, k].
         """
         check_is_fitted(self)
@@ -366,32 +503,39 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         )
         return self.classes_[codes], probabilities
 
-    def _over_rows(self, X: Any, what: Any) -> list[Any]:
-        """`what(log_probs)` of one chunk of rows after the other."""
+    def _over_rows(self, X: Any, what: Any, places: np.ndarray | None = None) -> list[Any]:
+        """`what(log_probs)` of one chunk of rows after the other, among the classes at `places`."""
         check_is_fitted(self)
-        X = validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
+        X = read_numbers(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
+        draws, weight = self._draws, self.class_weight_
+        if places is not None:
+            draws = draws | {name: draws[name][:, places] for name in ("weights", "biases")}
+            weight = weight[places]
         is_packed = self._may_pack(X)
         unpacked = MOST_DENSE // X.shape[1] if sparse.issparse(X) and not is_packed else X.shape[0]
-        rows = max(min(CHUNK // max(len(self.classes_), 2), unpacked, X.shape[0]), 1)
+        rows = max(min(CHUNK // max(len(weight), 2), unpacked, X.shape[0]), 1)
         found = []
         for start in range(0, X.shape[0], rows):
-            some = X[start : start + rows]
-            settings = {
-                name: value
-                for name, value in self._settings(some.shape[0]).items()
-                if name != "batch_size"
-            }
-            log_probs = np.asarray(
-                _log_probs(self._scaled(some, is_packed), self._draws, **settings)
-            )
-            found.append(
-                what(
-                    log_probs
-                    if len(self.classes_) > 1
-                    else np.zeros((len(log_probs), 1), np.float32)
-                )
-            )
+            some = self._scaled(X[start : start + rows], is_packed)
+            found.append(what(reweighted(self._log_probs_of(some, draws), weight)))
         return found
+
+    def _log_probs_of(self, x: Any, draws: dict[str, np.ndarray]) -> np.ndarray:
+        """Log probabilities [row, class] of scaled rows, all at once."""
+        num_classes = min(draws["biases"].shape[1], len(self.classes_))
+        if num_classes == 1:  # the model has two classes at least
+            return np.zeros((len(x), 1), np.float32)
+        # two sizes of chunks at most, so that predictions of all sizes share compiled code
+        most = 1 << (max(CHUNK // num_classes, 1).bit_length() - 1)
+        size = min(most, ROWS_AT_ONCE if len(x) > FEW_ROWS else FEW_ROWS)
+        settings = {"num_classes": num_classes, "noise": self.noise, "rank": self.rank}
+        on_device, found = jax.tree.map(jnp.asarray, draws), []
+        for start in range(0, len(x), size):
+            some = jax.tree.map(lambda leaf, start=start: leaf[start : start + size], x)
+            pad = ((0, size - len(some)), (0, 0))
+            padded = jax.tree.map(partial(np.pad, pad_width=pad), some)
+            found.append(np.asarray(_log_probs(padded, on_device, **settings))[: len(some)])
+        return np.concatenate(found)
 
     @property
     def posterior_(self) -> xr.DataTree:
@@ -405,7 +549,60 @@ class AugmentReduceClassifier(ClassifierMixin, BaseEstimator):
         return self._tree
 
 
-@partial(jax.jit, static_argnames=("num_classes", "noise", "prior_scale", "rank", "num_negatives"))
+def _number(value: float | None) -> np.ndarray | None:
+    """An argument of compiled code, not a constant in it."""
+    return None if value is None else np.asarray(value, np.float32)
+
+
+def _gain(x: Any) -> float:
+    """The factor of step sizes for scaled rows: norm^-1.5 above the usual norm, to `LEAST_GAIN`.
+
+    A step moves all weights of a class alike, and so its utility by some multiple between the norm
+    (where signs are random) and the squared norm (where they agree). It is a power of 1 / sqrt(2):
+    other tables of similar sizes have the same factor, and so the same compiled code.
+    """
+    values = x.values if isinstance(x, SparseRows) else x
+    norm = np.sqrt(np.vdot(values, values) / len(values))
+    gain = max((max(norm, USUAL_NORM) / USUAL_NORM) ** -1.5, LEAST_GAIN)
+    return float(2 ** (round(2 * np.log2(gain)) / 2))
+
+
+def _divided(rng: np.random.Generator, num_rows: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that are held out, a fifth or `most`; and all rows, with copies of others for those."""
+    held_out, place = rng.permutation(num_rows)[: min(most, num_rows // 5)], np.arange(num_rows)
+    place[held_out] = rng.choice(np.delete(place, held_out), len(held_out), replace=False)
+    return held_out, place
+
+
+def _highest(scores: Callable[[int], np.ndarray], start: int, most: int) -> float:
+    """Where scores are highest, uphill from `start` in steps of 1, by `most` values.
+
+    A step is taken if the mean rises by more than its standard error, and a step up if it rises by
+    `MARGIN` more: a wide prior does its harm late in a run, and these runs are short. For the same
+    reason the parabola through the best place and its two neighbours moves it up by `MOST_UP` only.
+
+    Args:
+        scores: the score of each row at a place.
+        start: the first place.
+        most: number of places that are tried.
+    """
+    best, tried = start, {start}
+    for direction in (1, -1):
+        while len(tried | {best + direction}) <= most:
+            tried.add(best + direction)
+            gain = scores(best + direction) - scores(best)
+            least = gain.std() / np.sqrt(len(gain)) + (MARGIN if direction > 0 else 0.0)
+            if not gain.mean() > least:
+                break
+            best += direction
+    if not {best - 1, best + 1} <= tried:
+        return best
+    low, middle, high = (scores(best + step).mean() for step in (-1, 0, 1))
+    is_peak = middle > max(low, high)
+    return best + (min(0.5 * (high - low) / (2 * middle - low - high), MOST_UP) if is_peak else 0.0)
+
+
+@partial(jax.jit, static_argnames=("num_classes", "noise", "rank"))
 def _log_probs(x: Any, draws: dict[str, Any], **settings: Any) -> jax.Array:
     """The model's log probabilities [row, class], averaged over draws of the weights."""
     program = Program(augment_reduce, x, np.zeros(len(x), np.int32), **settings, augmented=False)

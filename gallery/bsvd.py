@@ -1,6 +1,7 @@
 """BSVD as an estimator: matrix completion with predictive standard deviations.
 
-    completer = BSVDCompleter().fit(X)          # NaN where missing
+    completer = BSVDCompleter().fit(ratings)    # a frame with columns user, item, rating
+    completer.fit(X)                            # or a matrix, NaN where missing
     completer.fit((rows, columns, values))      # or the observed entries, or a scipy sparse matrix
     mean, std = completer.predict(rows, columns, return_std=True)
     rows, columns = completer.suggest(5)        # the most informative entries to observe next
@@ -23,55 +24,76 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import xarray as xr
 from jax import random
-from numpyro import distributions as dist
-from numpyro.infer import NUTS
-from numpyro.infer.gibbs import Gibbs
 from numpyro.infer.mcmc import MCMCKernel
-from sklearn.base import BaseEstimator
+from sklearn.base import RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import r2_score
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from gallery._entries import Entries, read_entries, read_places
+from gallery._entries import Entries, Keyed, Keys, read_entries, read_keyed, read_keys, read_places
+from gallery._estimator import ZooEstimator
 from gallery._features import Features, missingness
-from gallery._links import LINKS, Gaussian, Link, num_initial_components
+from gallery._finite import check_finite
+from gallery._links import LINKS, Gaussian, Link, truncation
 from gallery._suggest import most_informative
 from inference import ConditionalGibbs, Driver, Program
+from inference.kernels.conditional_gibbs.crossed_sides import rounded_up
 from inference.kernels.conditional_gibbs.kernel import draw_items
 from inference.program.compiling import compiled
 from inference.program.sites import unwrap
-from inference.reading.crossed import chunks
 from zoo.bsvd import bsvd
 
 __all__ = ["BSVDCompleter"]
 
 # identified up to order, sign and scale
 FACTORS = ("z", "s", "u", "v", "u_mean", "u_precision", "v_mean", "v_precision")
+ARRANGED = ("singular_value", "prediction")  # variables of the tree that are no sites
+OTHERS = "(others)"  # the row, or the column, of keys that are not known
 NUM_PROBES = 20  # entries whose predictions are kept as draws
 MOST_CANDIDATES = 20_000
-CHUNK = 8192  # entries
+LEARNS_FACTORS = 10_000  # entries from which on the priors of the factors are learned
+MANY = 50_000  # entries from which on births and deaths are tried in every second sweep
+FEWEST, CHUNK = 128, 8192  # entries that are predicted together
+ENTRIES = ("row", "column", "value", "trials")  # arguments with a number for each entry
 
 
-class BSVDCompleter(BaseEstimator):
+class BSVDCompleter(RegressorMixin, ZooEstimator):
     """Matrix completion by a singular value decomposition that learns its rank.
 
-    Fitted attributes are `shape_`, `rank_` (the posterior mode; with a million entries a chain
-    hardly moves between ranks), and `posterior_` (with the log likelihood of each row).
+    Entries may be given by the keys of their row and column, such as the names of users and items.
+    Methods then take and return keys. A key that was not there is predicted as a row (or column)
+    without entries. `posterior_` names rows and columns by the texts of their keys; the last one
+    stands for other keys.
+
+    With `fit(X, y)`, `predict(X)` and `score(X, y)`, where X has the two columns of keys, it is a
+    regressor of scikit-learn; a frame with the values as its third column may also be split by
+    `GridSearchCV`, without y.
+
+    Fitted attributes are `shape_`, `row_keys_` and `column_keys_` (None without keys), `rank_` (the
+    posterior mode; with a million entries a chain hardly moves between ranks), and `posterior_`
+    (with the log likelihood of each row).
 
     Args:
         shape: (rows, columns) of the matrix; None: read off the entries.
         link: "gaussian" for real entries, "ordered" for integer levels such as ratings, "binomial"
             for successes among trials.
         num_components: truncation of the number of components; a warning where most are in use.
+            None: the next power of two above entries / (rows + columns), from 8 to 50, for a
+            component has a number to learn for each row and each column.
         a: with `b`, the expected number of components, a / b.
         b: see `a`.
-        row_features: [row, feature]; they are standardised.
-        column_features: [column, feature]; they are standardised.
+        row_features: [row, feature]; they are standardised. With keys, a pandas frame whose index
+            holds the keys; other keys have the mean features.
+        column_features: [column, feature], likewise.
         missingness: number of left and right singular vectors of the matrix of observed entries
             that are used as features.
-        learn_factors: whether means and precisions of the factors are learned.
+        learn_factors: whether means and precisions of the factors are learned; None: of 10,000 real
+            entries and more. There it predicts better; on fewer it makes no difference but for
+            compilation.
         num_warmup: sweeps before the first draw.
         num_samples: draws of each chain.
         thinning: sweeps for each draw.
@@ -79,30 +101,48 @@ class BSVDCompleter(BaseEstimator):
         dtype: "float32", "float64", or None: float64 below 500,000 entries. Entries without noise
             need float64.
         max_time: seconds after which a fit ends, with the draws so far.
-        progress_bar: whether to show a progress bar.
+        progress_bar: whether to show a progress bar; None: on a terminal, after two seconds.
         random_state: integer, `RandomState` or None.
+        warm_start: whether a second `fit`, to entries of the same shape, goes on from the last
+            draws of the first. Real entries keep its standardisation, and the entries are padded to
+            a power of two, so that few entries more compile nothing.
     """
+
+    _keys: Keys | None = None
+    # sizes: the entries; with `fold_in`, the draws of the new rows
+    _no_weights = "all entries have the same noise"
+    _kept = (
+        "_link",
+        "_truncation",
+        "_learns_factors",
+        "_entries",
+        "_keys",
+        "_row_unit",
+        "_folded",
+        "rank_",
+    )
 
     def __init__(
         self,
         shape: tuple[int, int] | None = None,
         *,
         link: str = "gaussian",
-        num_components: int = 50,
+        num_components: int | None = None,
         a: float = 1.0,
         b: float = 1.0,
         row_features: Any = None,
         column_features: Any = None,
         missingness: int = 0,
-        learn_factors: bool = False,
+        learn_factors: bool | None = None,
         num_warmup: int = 200,
         num_samples: int = 300,
         thinning: int = 1,
         num_chains: int = 1,
         dtype: str | None = None,
         max_time: float | None = None,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
         random_state: Any = None,
+        warm_start: bool = False,
     ):
         self.shape = shape
         self.link = link
@@ -121,23 +161,52 @@ class BSVDCompleter(BaseEstimator):
         self.max_time = max_time
         self.progress_bar = progress_bar
         self.random_state = random_state
+        self.warm_start = warm_start
 
-    def fit(self, X: Any, y: Any = None) -> "BSVDCompleter":
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = False
+        return tags
+
+    def fit(self, X: Any, y: Any = None, **others: Any) -> "BSVDCompleter":
         """Fit the observed entries.
 
-        Args:
-            X: a matrix with NaN where missing, a scipy sparse matrix whose stored entries are the
-                observed ones, or (rows, columns, values); with the binomial link (rows, columns,
-                successes, trials).
-            y: not used.
+        Parameters
+        ----------
+        X : frame, array, sparse matrix or tuple
+            A frame of three columns: the keys of row and column, and the value of each entry; NaN
+            where it is not known. Or, with y, two columns of keys. Or a matrix with NaN where
+            missing, a scipy sparse matrix whose stored entries are the observed ones, or (rows,
+            columns, values). With the binomial link, successes and trials take the place of values.
+        y : array, default=None
+            The value of each entry; with the binomial link successes and trials, [entry, 2].
+        **others
+            Refused; `sample_weight` with the reason why the model has no place for it.
+
+        Returns
+        -------
+        self
         """
-        entries = read_entries(X, self.shape)
-        self._link = self._learned_link(entries)
-        entries = self._link.coded(entries)
+        self._refuse_others(others)
+        is_fitted = hasattr(self, "posterior_") and isinstance(self._link, LINKS.get(self.link, ()))
+        goes_on = self.warm_start and is_fitted
+        keys, entries = self._read(X, y, goes_on)
+        self._link = self._link if goes_on else self._learned_link(entries)
+        if self.num_components is not None:
+            self._truncation = self.num_components
+        elif not goes_on:
+            self._truncation = truncation(entries)
+        if self.learn_factors is not None:
+            self._learns_factors = self.learn_factors
+        elif not goes_on:
+            is_gaussian = isinstance(self._link, Gaussian)
+            self._learns_factors = is_gaussian and len(entries.value) >= LEARNS_FACTORS
+        entries = self._link.coded(self._refused_unless_of_link(entries))
         with jax.enable_x64(self._is_double(entries)):
-            arguments = self._model_arguments(entries)
+            arguments = self._model_arguments(entries, keys)
+            padded = _padded(arguments, self.warm_start)
             driver = Driver(
-                self._kernel(arguments),
+                self._kernel(padded),
                 num_warmup=self.num_warmup,
                 num_samples=self.num_samples * self.thinning,
                 thinning=self.thinning,
@@ -145,27 +214,27 @@ class BSVDCompleter(BaseEstimator):
                 progress_bar=self.progress_bar,
                 max_time=self.max_time,
             )
-            start = self._start(arguments, entries)
-            many = jax.tree.map(
-                lambda each: jnp.broadcast_to(each, (self.num_chains, *each.shape)), start
-            )
+            start = self._last() if goes_on else self._start(arguments, entries)
+            vars(self).pop("posterior_", None)  # a fit that fails must not leave an earlier one
             tree = driver.run(
-                self._seed(), init_params=many if self.num_chains > 1 else start, **arguments
+                self._seed(),
+                init_params=start
+                if self.num_chains > 1
+                else {name: values[0] for name, values in start.items()},
+                **padded,
             )
         if not tree["posterior"].sizes["draw"]:
             raise ValueError(
                 f"fit: ended by {tree.attrs['ended']} before the first draw; give more time, or a "
                 "smaller num_warmup."
             )
-        self.shape_, self._arguments_, self._entries = entries.shape, arguments, entries
-        self._draws = {
-            str(name): np.concatenate(draws.values)
-            for name, draws in tree["posterior"].to_dataset().items()
-        }
+        self._keys, self._arguments_, self._entries = keys, arguments, entries
+        self._draws, self._folded = _over_chains(tree["posterior"].to_dataset()), {}
+        check_finite(self, **self._draws)
         self.posterior_ = self._arranged(tree)
         self.rank_ = int(np.bincount(self._draws["rank"].astype(int)).argmax())
-        if (most := np.quantile(self._draws["rank"], 0.95)) > 0.9 * self.num_components:
-            found = f"found {most:.0f} of {self.num_components} in use, and there may be more"
+        if (most := np.quantile(self._draws["rank"], 0.95)) > 0.9 * self._truncation:
+            found = f"found {most:.0f} of {self._truncation} in use, and there may be more"
             warnings.warn(
                 f"num_components: {found}; give more num_components.",
                 ConvergenceWarning,
@@ -173,41 +242,92 @@ class BSVDCompleter(BaseEstimator):
             )
         return self
 
+    def _read(self, X: Any, y: Any, goes_on: bool) -> tuple[Keys | None, Entries]:
+        """Keys and entries; a fit that goes on keeps the keys of the first, and refuses others."""
+        by_key = read_keyed(X, y, self._num_values)
+        if goes_on:
+            self._check_same_kind(by_key)
+        if by_key is None:
+            return None, read_entries(X, self.shape)
+        if self.shape is not None:
+            raise ValueError(
+                f"shape: found {self.shape} beside keys, wanted None: the keys are the shape."
+            )
+        keys = self._keys if goes_on and self._keys is not None else Keys.learn(by_key)
+        if not keys.are_known(by_key):
+            raise ValueError(
+                "X: some keys were not there in the first fit, from which warm_start=True goes on; "
+                "wanted the same rows and columns."
+            )
+        return keys, read_entries(keys.placed(by_key), keys.shape, keys)
+
+    @property
+    def _num_values(self) -> int:
+        return 2 if self.link == "binomial" else 1
+
+    def _check_same_kind(self, by_key: Keyed | None) -> None:
+        """Refuse numbers of rows after keys, and keys after numbers."""
+        if (by_key is None) is not (self._keys is None):
+            found, wanted = ("no keys", "keys") if by_key is None else ("keys", "none")
+            raise ValueError(f"X: found {found}, wanted {wanted}, as in the fit.")
+
+    @property
+    def row_keys_(self) -> np.ndarray | None:
+        """The keys of the rows; None where they are numbered."""
+        return None if self._keys is None else self._keys.row
+
+    @property
+    def column_keys_(self) -> np.ndarray | None:
+        """The keys of the columns; None where they are numbered."""
+        return None if self._keys is None else self._keys.column
+
+    @property
+    def shape_(self) -> tuple[int, int]:
+        """Numbers of rows and columns."""
+        if self._keys is None:
+            return self._entries.shape
+        return len(self._keys.row), len(self._keys.column)
+
     def _start(self, arguments: dict[str, Any], entries: Entries) -> dict[str, Any]:
-        """Initial values.
+        """Initial values of each chain."""
+        start = self._link.start(entries, Program(bsvd, **arguments))
+        return {
+            name: np.broadcast_to(value, (self.num_chains, *np.shape(value)))
+            for name, value in start.items()
+        }
 
-        Real entries start with as many components as they allow. Probit links start without
-        components and effects, at the intercept that fits best without them, for a chain hardly
-        ever leaves an overfitted start.
-        """
-        is_on = lambda number: {"z": (jnp.arange(self.num_components) < number).astype(int)}
-        if isinstance(self._link, Gaussian):
-            return is_on(num_initial_components(entries, self.num_components))
-        sites = Program(bsvd, **arguments).sites
-        effects = {name: jnp.zeros(sites[name].shape) for name in ("row_weights", "column_weights")}
-        return (
-            is_on(0)
-            | effects
-            | {name: jnp.asarray(value) for name, value in self._link.start(entries).items()}
-        )
+    def _last(self) -> dict[str, np.ndarray]:
+        """The last draw of each chain of the earlier fit, as initial values."""
+        draws = {name: values for name, values in self._draws.items() if name != "rank"}
+        number = self.posterior_["posterior"].sizes["draw"]
+        ends = np.resize(np.arange(number - 1, len(draws["s"]), number), self.num_chains)
+        last = {name: values[ends] for name, values in draws.items()}
+        if "gaps" in last:  # NUTS starts in unconstrained space
+            last["gaps"] = np.log(last["gaps"])
+        return last
 
-    @staticmethod
-    def _kernel(arguments: dict[str, Any]) -> MCMCKernel:
-        """`ConditionalGibbs`, with NUTS for gaps, whose complete conditional has no known form."""
-        gibbs = ConditionalGibbs(bsvd, route="crossed", num_births=1)  # mixes in few sweeps
-        sites = Program(bsvd, **arguments).latent
-        if "gaps" not in sites:
-            return gibbs
-        return Gibbs([(gibbs, [name for name in sites if name != "gaps"]), (NUTS(bsvd), ["gaps"])])
+    def _kernel(self, arguments: dict[str, Any]) -> MCMCKernel:
+        # more than by default, to mix in few sweeps
+        num_births = 1.0 if len(arguments["row"]) < MANY else 0.5
+        gibbs = ConditionalGibbs(bsvd, route="crossed", num_births=num_births)
+        return self._link.kernel(gibbs, Program(bsvd, **arguments))
 
     def fold_in(self, X: Any, row_features: Any = None) -> "BSVDCompleter":
         """Return a completer of new rows with a few observed entries each.
 
         The factors of the new rows are drawn given the fitted posterior, which stays as it is.
 
-        Args:
-            X: entries as in `fit`, of new rows 0, 1, ... and the same columns.
-            row_features: features of the new rows, on the scale of those of the fit.
+        Parameters
+        ----------
+        X : frame, array, sparse matrix or tuple
+            Entries as in `fit`, of new rows 0, 1, ... or keys, and the same columns.
+        row_features : array or frame, default=None
+            Features of the new rows, on the scale of those of the fit.
+
+        Returns
+        -------
+        BSVDCompleter
+            A fitted completer of the new rows alone.
         """
         check_is_fitted(self)
         if self.missingness:
@@ -218,25 +338,38 @@ class BSVDCompleter(BaseEstimator):
         if (row_features is None) != (self.row_features is None):
             found, wanted = ("None", "features") if row_features is None else ("features", "None")
             raise ValueError(f"row_features: found {found}, wanted {wanted}, as in the fit.")
-        entries = self._refused_unless_of_link(read_entries(X))
-        if entries.shape[1] > self.shape_[1]:
-            raise ValueError(f"X: found {entries.shape[1]} columns, wanted {self.shape_[1]}.")
-        new = copy.copy(self)
-        new.shape_ = entries.shape[0], self.shape_[1]
-        new._entries = self._link.coded(entries._replace(shape=new.shape_))
-        features = None if self._row_unit is None else self._row_unit.coded(row_features)
+        new, width = copy.copy(self), self._entries.shape[1]
+        new._keys, entries = self._read_new_rows(X)
+        if entries.shape[1] > width:
+            raise ValueError(f"X: found {entries.shape[1]} columns, wanted {width}.")
+        shape = entries.shape[0], width
+        new._entries = self._link.coded(self._refused_unless_of_link(entries)._replace(shape=shape))
+        features = row_features
+        if new._keys is not None:
+            features = _by_key(row_features, new._keys.row, "row_features")
+        features = None if self._row_unit is None else self._row_unit.coded(features)
         with jax.enable_x64(self._draws["s"].dtype == np.float64):
             given = _places(
                 new._entries.row, new._entries.column, new._entries.value, new._entries.trials
             )
-            new._arguments_ = (
-                self._arguments_ | given | {"shape": new.shape_, "row_features": features}
-            )
+            new._arguments_ = self._arguments_ | given | {"shape": shape, "row_features": features}
             drawn = draw_items(
                 random.key(self._seed()), Program(bsvd, **new._arguments_), self._draws, "row"
             )
-        new._draws = self._draws | {name: np.asarray(values) for name, values in drawn.items()}
+        new._folded = {name: np.asarray(values) for name, values in drawn.items()}
+        new._draws = self._draws | new._folded
         return new
+
+    def _read_new_rows(self, X: Any) -> tuple[Keys | None, Entries]:
+        """Keys of new rows with those of the known columns, and the entries."""
+        by_key = read_keyed(X, None, self._num_values)
+        self._check_same_kind(by_key)
+        if by_key is None or self._keys is None:
+            return None, read_entries(X)
+        keys = Keys(Keys.learn(by_key).row, self._keys.column)
+        if not keys.are_known(by_key):
+            raise ValueError("X: some columns were not there in the fit; leave them out.")
+        return keys, read_entries(keys.placed(by_key), keys.shape, keys)
 
     # Arguments of the model.
 
@@ -255,30 +388,28 @@ class BSVDCompleter(BaseEstimator):
             raise ValueError(f"dtype: found {self.dtype!r}, wanted 'float32', 'float64' or None.")
         return len(entries.value) < 500_000 if self.dtype is None else self.dtype == "float64"
 
-    def _model_arguments(self, entries: Entries) -> dict[str, Any]:
+    def _model_arguments(self, entries: Entries, keys: Keys | None) -> dict[str, Any]:
         of_rows, of_columns = missingness(entries, self.missingness)
+        given = {name: getattr(self, name) for name in ("row_features", "column_features")}
+        if keys is not None:
+            pairs = zip(given.items(), keys, strict=True)
+            given = {name: _by_key(features, own, name) for (name, features), own in pairs}
         self._row_unit, rows = Features.learn(
-            [self.row_features, of_rows], entries.shape[0], "row_features"
+            [given["row_features"], of_rows], entries.shape[0], "row_features"
         )
         _, columns = Features.learn(
-            [self.column_features, of_columns], entries.shape[1], "column_features"
+            [given["column_features"], of_columns], entries.shape[1], "column_features"
         )
         return {
             **_places(entries.row, entries.column, entries.value, entries.trials),
             "shape": entries.shape,
-            "link": self._link.model,
-            "num_components": self.num_components,
+            "num_components": self._truncation,
             "a": self.a,
             "b": self.b,
             "row_features": rows,
             "column_features": columns,
-            "learn_factors": self.learn_factors,
-            # a probit link fixes the scale by its noise
-            **(
-                {}
-                if self.link == "gaussian"
-                else dict.fromkeys(("alpha_s", "precision"), dist.Gamma(1.0, 0.1))
-            ),
+            "learn_factors": self._learns_factors,
+            **self._link.settings,
         }
 
     def _seed(self) -> int:
@@ -304,9 +435,12 @@ class BSVDCompleter(BaseEstimator):
             ("chain", "draw", "probe"),
             mean.reshape(*singular.shape[:2], -1),
         )
-        constant = (
-            tree["constant_data"].to_dataset() if "constant_data" in tree.children else xr.Dataset()
-        )
+        # without the padding of the entries
+        size = len(self._entries.value)
+        observed = tree["observed_data"].to_dataset().isel(entry=slice(size))
+        constant = tree["constant_data"].to_dataset().drop_dims("counts_dim_0")
+        dims = {f"{name}_dim_0": slice(size) for name in ENTRIES if name in constant}
+        tree["observed_data"], constant = xr.DataTree(observed), constant.isel(dims)
         tree["constant_data"] = xr.DataTree(
             constant.assign(probe_row=("probe", places[0]), probe_column=("probe", places[1]))
         )
@@ -314,6 +448,15 @@ class BSVDCompleter(BaseEstimator):
         tree["log_likelihood"] = xr.DataTree(xr.Dataset({"y": (("chain", "draw", "row"), of_rows)}))
         tree["not_identified"] = xr.DataTree(posterior[raw])
         tree["posterior"] = xr.DataTree(posterior.drop_vars(raw))
+        if self._keys is not None:
+            texts = {
+                dim: np.array([*map(str, own.tolist()), OTHERS])
+                for dim, own in zip(("row", "column"), self._keys, strict=True)
+            }
+            for name in ("posterior", "not_identified", "log_likelihood"):
+                found = tree[name].to_dataset()
+                named = {dim: own for dim, own in texts.items() if dim in found.dims}
+                tree[name] = xr.DataTree(found.assign_coords(named))
         if isinstance(self._link, Gaussian):
             standardiser = self._link.standardiser
             tree.attrs |= {
@@ -325,65 +468,131 @@ class BSVDCompleter(BaseEstimator):
     def _row_log_likelihood(self) -> np.ndarray:
         """Log likelihood of the observed entries of each row at each draw, [draw, row]."""
         arguments, size = self._arguments_, len(self._entries.value)
-        names = [name for name in ("row", "column", "value", "trials") if name in arguments]
+        names = [name for name in ENTRIES if name in arguments]
 
-        def at(draws, index, counts):
-            some = {name: arguments[name][index] for name in names} | {"counts": counts}
+        def at(draws, some):
             program = Program(bsvd, **arguments | some)
             return jax.lax.map(
                 lambda draw: jax.ops.segment_sum(
-                    program.log_probs(draw)["y"], some["row"], self.shape_[0]
+                    program.log_probs(draw)["y"], some["row"], self._entries.shape[0]
                 ),
                 draws,
             )
 
         with jax.enable_x64(self._draws["s"].dtype == np.float64):
-            draws = {
-                name: jnp.asarray(values) for name, values in self._draws.items() if name != "rank"
-            }
-            index = np.asarray(chunks(size, CHUNK))
-            # the last chunk is padded
-            counts = np.arange(index.size).reshape(index.shape) < size
-            total = np.zeros((len(draws["s"]), self.shape_[0]))
-            ask = compiled(at, draws, index[0], counts[0])
-            for chunk in zip(index, counts, strict=True):
-                total += np.asarray(ask(draws, *chunk))
-            return total
+            draws = {name: values for name, values in self._draws.items() if name != "rank"}
+            index, counts = _chunks(size)
+            given = {name: np.asarray(arguments[name]) for name in names}
+            parts = [
+                {name: x[own] for name, x in given.items()} | {"counts": is_entry}
+                for own, is_entry in zip(index, counts, strict=True)
+            ]
+            ask = compiled(at, draws, parts[0])
+            return np.sum([np.asarray(ask(draws, part), float) for part in parts], axis=0)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "posterior_")
 
+    def _contents(self) -> dict[str, Any]:
+        others = {name: value for name, value in self._arguments_.items() if name not in ENTRIES}
+        return super()._contents() | {"_arguments_": others}
+
+    def _restore(self, tree: xr.DataTree) -> None:
+        self.posterior_ = tree
+        identified = tree["posterior"].dataset.drop_vars(ARRANGED)
+        factors = tree["not_identified"].dataset
+        self._draws = _over_chains(identified) | _over_chains(factors) | self._folded
+        with jax.enable_x64(self._draws["s"].dtype == np.float64):
+            entries = self._entries
+            self._arguments_ |= _places(entries.row, entries.column, entries.value, entries.trials)
+
     # Predictions.
 
-    def predict(self, rows: Any, columns: Any, return_std: bool = False) -> Any:
+    def predict(self, rows: Any, columns: Any = None, return_std: bool = False) -> Any:
         """Return the expected entries; with the binomial link the probabilities of success.
 
-        Args:
-            rows: row of each entry.
-            columns: column of each entry.
-            return_std: whether to return the predictive standard deviation as well, noise
-                included; with the binomial link that of the probability.
+        Parameters
+        ----------
+        rows : array or frame
+            Row of each entry, its key or its number; or, without `columns`, a frame or an array
+            whose first two columns are row and column of each entry.
+        columns : array, default=None
+            Column of each entry, its key or its number.
+        return_std : bool, default=False
+            Whether to return the predictive standard deviation as well, noise included; with the
+            binomial link that of the probability.
+
+        Returns
+        -------
+        mean : array of shape (entries,)
+        std : array of shape (entries,)
+            Only with `return_std`.
         """
-        check_is_fitted(self)
-        rows, columns, _ = read_places(rows, columns, self.shape_)
+        rows, columns = self._places(rows, columns)
         means, variances = self._over_draws(self._link.moments, rows, columns)
         deviation = np.sqrt(variances.mean(0, dtype=float) + means.var(0, dtype=float))
         mean, deviation = self._link.restore_moments(means.mean(0, dtype=float), deviation)
         return (mean, deviation) if return_std else mean
 
-    def sample(self, rows: Any, columns: Any, n: int = 100) -> np.ndarray:
-        """Draw entries from the posterior predictive distribution; one trial with "binomial".
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Return the coefficient of determination (R2) of the expected entries.
 
-        Args:
-            rows: row of each entry.
-            columns: column of each entry.
-            n: number of draws.
+        It is that of scikit-learn's regressors: 1 for perfect predictions, 0 for the mean of the
+        entries. With the binomial link it is that of the shares of successes, weighted by trials.
 
-        Returns:
-            Draws [draw, entry].
+        Parameters
+        ----------
+        X : frame, array, sparse matrix or tuple
+            Entries, as in `fit`.
+        y : array, default=None
+            Values, as in `fit`.
+        sample_weight : array of shape (entries,), default=None
+            Weight of each entry, in the order of X; not for a matrix.
+
+        Returns
+        -------
+        float
         """
         check_is_fitted(self)
-        rows, columns, _ = read_places(rows, columns, self.shape_)
+        by_key = read_keyed(X, y, self._num_values)
+        if by_key is None:
+            self._check_same_kind(by_key)
+            rows, columns, value, trials, _ = read_entries(X, self.shape_)
+        else:
+            rows, columns, (value, *more) = by_key
+            trials = more[0] if more else None
+        weight = np.ones(len(value)) if sample_weight is None else np.asarray(sample_weight, float)
+        if trials is not None:
+            value, weight = value / np.maximum(trials, 1), weight * trials
+        return float(r2_score(value, self.predict(rows, columns), sample_weight=weight))
+
+    def _places(self, rows: Any, columns: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Places in the matrix, from keys or numbers, or from a table that has both."""
+        check_is_fitted(self)
+        if columns is None:
+            rows, columns = read_keys(rows)
+        if self._keys is None:
+            return read_places(rows, columns, self._entries.shape)[:2]
+        places = self._keys.places(*map(_vector, (rows, columns)))
+        return read_places(*places, self._keys.shape)[:2]
+
+    def sample(self, rows: Any, columns: Any = None, n: int = 100) -> np.ndarray:
+        """Draw entries from the posterior predictive distribution; one trial with "binomial".
+
+        Parameters
+        ----------
+        rows : array or frame
+            As in `predict`.
+        columns : array, default=None
+            As in `predict`.
+        n : int, default=100
+            Number of draws.
+
+        Returns
+        -------
+        array of shape (n, entries)
+        """
+        rows, columns = self._places(rows, columns)
         rng = np.random.default_rng(self._seed())
         which = rng.integers(len(self._draws["rank"]), size=n)
         drawn = self._over_draws(
@@ -400,18 +609,27 @@ class BSVDCompleter(BaseEstimator):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return rows and columns of the n most informative entries to observe next.
 
-        Args:
-            n: number of entries.
-            candidates: (rows, columns) to choose from; None: at most 20,000 random entries that are
-                not observed.
-            is_correlated: whether each entry is chosen given the ones before; False: the entries
-                of largest standard deviation.
+        Parameters
+        ----------
+        n : int, default=1
+            Number of entries.
+        candidates : tuple of two arrays, default=None
+            Rows and columns to choose from, keys or numbers; None: at most 20,000 random entries
+            that are not observed.
+        is_correlated : bool, default=True
+            Whether each entry is chosen given the ones before; False: the entries of largest
+            standard deviation.
+
+        Returns
+        -------
+        rows : array of shape (n,)
+        columns : array of shape (n,)
         """
         check_is_fitted(self)
         cells = (
             self._unobserved()
             if candidates is None
-            else np.unique(self._cells(*read_places(*candidates, self.shape_)[:2]))
+            else np.unique(self._cells(*self._among_known(*candidates)))
         )
         rows, columns = (place.astype(np.int32) for place in np.divmod(cells, self.shape_[1]))
         if not (isinstance(n, Integral) and 1 <= n <= len(rows)):
@@ -424,7 +642,13 @@ class BSVDCompleter(BaseEstimator):
         )
         noise = float(np.mean(1 / self._draws["alpha"])) if "alpha" in self._draws else 1.0
         chosen = most_informative(eta, noise, n, is_correlated=is_correlated)
-        return rows[chosen], columns[chosen]
+        if self._keys is None:
+            return rows[chosen], columns[chosen]
+        return self._keys.row[rows[chosen]], self._keys.column[columns[chosen]]
+
+    def _among_known(self, rows: Any, columns: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Places of candidates; an unknown key is refused."""
+        return read_places(*self._places(rows, columns), self.shape_)[:2]
 
     def _cells(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         """Numbers of the cells of the matrix, row by row."""
@@ -457,7 +681,6 @@ class BSVDCompleter(BaseEstimator):
         arguments, number = self._arguments_, len(rows)
         if not number:  # one entry is computed and dropped
             rows, columns = np.zeros((2, 1), np.int32)
-        size = min(len(rows), CHUNK)
 
         def at(draws, keys, row, column):
             def one(draw):
@@ -468,21 +691,15 @@ class BSVDCompleter(BaseEstimator):
                     **arguments
                     | _places(row, column, np.zeros(row.shape, self._entries.value.dtype), trials),
                 )
-                fn = unwrap(program.trace(values)[program.observed[0]]["fn"])
+                fn = unwrap(program.trace(values)["y"]["fn"])
                 return function(fn) if rng_key is None else function(fn, key)
 
             return jax.lax.map(one, (draws, keys))
 
         with jax.enable_x64(self._draws["s"].dtype == np.float64):
-            draws = {
-                name: jnp.asarray(values[which])
-                for name, values in self._draws.items()
-                if name != "rank"
-            }
-            keys = random.split(random.key(0) if rng_key is None else rng_key, len(draws["s"]))
-            places = [
-                (rows[index], columns[index]) for index in np.asarray(chunks(len(rows), size))
-            ]
+            draws = {name: x[which] for name, x in self._draws.items() if name != "rank"}
+            keys = None if rng_key is None else random.split(rng_key, len(draws["s"]))
+            places = [(rows[index], columns[index]) for index in _chunks(len(rows))[0]]
             ask = compiled(at, draws, keys, *places[0])
             parts = [ask(draws, keys, *place) for place in places]
             join = lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves], axis=1)[
@@ -491,9 +708,59 @@ class BSVDCompleter(BaseEstimator):
             return jax.tree.map(join, *parts)
 
 
+def _chunks(number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of entries, [chunk, entry], and which of them are no repetition of the last one.
+
+    Chunks have few sizes, so that other numbers of entries need no other program.
+    """
+    size = min(max(2 ** int(np.ceil(np.log2(number))), FEWEST), CHUNK)
+    index = np.arange(-(-number // size) * size).reshape(-1, size)
+    return np.minimum(index, number - 1), index < number
+
+
+def _padded(arguments: dict[str, Any], is_growing: bool) -> dict[str, Any]:
+    """The arguments with masked copies of entries, up to a size that other data share.
+
+    Compiled code then serves other entries of about the same number.
+    """
+    size = len(arguments["row"])
+    index = np.arange(2 ** int(np.ceil(np.log2(size))) if is_growing else rounded_up(size))
+    given = {name: np.asarray(arguments[name]) for name in ENTRIES if name in arguments}
+    more = {name: np.resize(values, index.shape) for name, values in given.items()}
+    return arguments | jax.device_put(more | {"counts": index < size})
+
+
+def _by_key(features: Any, keys: np.ndarray, name: str) -> np.ndarray | None:
+    """Features of keys [key, feature], and their means for other keys, the last row."""
+    if features is None:
+        return None
+    if not hasattr(features, "loc"):
+        raise ValueError(
+            f"{name}: found {type(features).__name__} beside keys, wanted a pandas frame whose "
+            "index holds the keys."
+        )
+    if (unknown := ~pd.Index(keys).isin(features.index)).any():
+        raise ValueError(f"{name}: its index lacks the key {keys[unknown].tolist()[0]!r}.")
+    own = features.loc[keys].to_numpy(float)
+    return np.concatenate([own, own.mean(0, keepdims=True)])
+
+
+def _vector(keys: Any) -> np.ndarray:
+    """Keys as a vector, each of its own type."""
+    found = np.asarray(keys)
+    return np.array(keys, object) if isinstance(keys, list) and found.dtype.kind == "U" else found
+
+
+def _over_chains(posterior: xr.Dataset) -> dict[str, np.ndarray]:
+    """Draws [draw, ...] of all chains, without a copy."""
+    return {
+        str(name): draws.values.reshape(-1, *draws.shape[2:]) for name, draws in posterior.items()
+    }
+
+
 def _places(row, column, value, trials) -> dict[str, Any]:
-    given = {"row": row, "column": column, "value": value, "trials": trials}
-    return {name: jnp.asarray(values) for name, values in given.items() if values is not None}
+    given = zip(ENTRIES, (row, column, value, trials), strict=True)
+    return {name: jax.device_put(values) for name, values in given if values is not None}
 
 
 def _singular_values(u: np.ndarray, v: np.ndarray, s: np.ndarray, z: np.ndarray) -> np.ndarray:

@@ -52,6 +52,7 @@ class _Bundled(NamedTuple):
     description: str
     citation: str
     url: str
+    licence: str = "CC BY 4.0 (UCI Machine Learning Repository)"
 
 
 BUNDLED = {
@@ -78,8 +79,16 @@ BUNDLED = {
         "10.24432/C50P49",
         "https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits",
     ),
+    "diabetes": _Bundled(
+        "load_diabetes",
+        "Diabetes, progression of the disease within a year",
+        "442 patients, 10 features; the target is a quantity, 25 .. 346.",
+        "Efron, Hastie, Johnstone and Tibshirani (2004), Least angle regression, Annals of "
+        "Statistics 32",
+        "https://www4.stat.ncsu.edu/~boos/var.select/diabetes.html",
+        "not stated; distributed with scikit-learn",
+    ),
 }
-BUNDLED_LICENCE = "CC BY 4.0 (UCI Machine Learning Repository)"
 
 
 def names() -> tuple[str, ...]:
@@ -96,7 +105,7 @@ def describe(name: str) -> Summary:
     if name in BUNDLED:
         bundled = BUNDLED[name]
         return Summary(
-            name, bundled.title, "bundled with scikit-learn", BUNDLED_LICENCE, bundled.citation, ()
+            name, bundled.title, "bundled with scikit-learn", bundled.licence, bundled.citation, ()
         )
     if name in GENERATORS:
         first_line = (GENERATORS[name].__doc__ or "").splitlines()[0]
@@ -153,17 +162,18 @@ def _load_bundled(name: str) -> Dataset:
 
     bundled = BUNDLED[name]
     bunch = getattr(datasets, bundled.loader)()
+    class_names = tuple(map(str, bunch.get("target_names", ())))
     return Dataset(
         name=name,
         title=bundled.title,
         arrays={
             "x": np.asarray(bunch.data, dtype=float),
-            "y": np.asarray(bunch.target, dtype=np.int64),
+            "y": np.asarray(bunch.target, dtype=np.int64 if class_names else float),
         },
         feature_names=tuple(map(str, bunch.feature_names)),
-        class_names=tuple(map(str, bunch.target_names)),
+        class_names=class_names,
         description=bundled.description,
-        licence=BUNDLED_LICENCE,
+        licence=bundled.licence,
         citation=bundled.citation,
         url=bundled.url,
     )

@@ -19,16 +19,19 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
-from sklearn.utils.validation import validate_data
 
+from gallery._columns import read_numbers
+from gallery._estimator import Imputer
 from gallery._local_experts import LocalExperts, check_whole, positive
 from zoo.iqgme import FEW_EXPERTS, VAGUE, iqgme
 from zoo.iqgme_factors import iqgme_factors, normal_factors
 
 __all__ = ["IQGMEClassifier"]
 
+MOST_COLUMNS = 1000  # of experts that see the columns themselves
 
-class IQGMEClassifier(LocalExperts):
+
+class IQGMEClassifier(Imputer, LocalExperts):
     """Classification by a mixture of local linear experts, whose number is learned.
 
     Each expert has a Gaussian over the columns, which selects its rows. Labels: -1 is a row of
@@ -41,7 +44,8 @@ class IQGMEClassifier(LocalExperts):
     more; with "gibbs" the most frequent number), and `posterior_`.
 
     Args:
-        truncation: largest number of experts.
+        truncation: largest number of experts. Experts are merged as long as that raises the ELBO;
+            a fit that uses all of them warns.
         n_factors: largest number of factors, of which each expert uses some; None: experts see the
             columns. Ten or twenty suit hundreds of columns, or more columns than rows.
         inference: "vb" (variational Bayes) or "gibbs" (sampling). The latter allows neither
@@ -58,15 +62,20 @@ class IQGMEClassifier(LocalExperts):
             column for the covariance. Not with factors.
         restarts: number of starts, of which the best after a few sweeps continues; with "gibbs" the
             number of chains.
-        max_iter: largest number of sweeps; with "gibbs" the sweeps before the first draw.
+        max_iter: largest number of sweeps, those that try merges of experts included; with "gibbs"
+            the sweeps before the first draw.
         tolerance: a fit ends when a sweep gains less than this share of the ELBO.
         batch_size: number of rows of a sweep, drawn at random. `max_iter` sweeps are made then, and
             `elbo_` is an estimate. None: all rows.
         num_samples: draws in `posterior_`; with "gibbs" the draws of each chain, over which
             predictions are averaged.
+        class_weight: {class: factor}, "balanced" or None. Predictions are for rows among which a
+            class is so many times as frequent as in the fit; "balanced": all are equally frequent.
+            The fit does not depend on it.
         max_time: seconds after which a fit ends, with the result so far. With "vb", trying the
             `restarts` has the same limit for itself. Compilation is not interrupted.
-        progress_bar: whether to show a progress bar with the ELBO.
+        progress_bar: whether to show a progress bar with the ELBO; None: on a terminal, after two
+            seconds.
         random_state: integer, `RandomState` or None.
     """
 
@@ -86,8 +95,9 @@ class IQGMEClassifier(LocalExperts):
         tolerance: float = 1e-6,
         batch_size: int | None = None,
         num_samples: int = 200,
+        class_weight: Any = None,
         max_time: float | None = None,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
         random_state: Any = None,
     ):
         self.n_factors, self.precision, self.gate_rows = n_factors, precision, gate_rows
@@ -101,17 +111,28 @@ class IQGMEClassifier(LocalExperts):
         self.tolerance = tolerance
         self.num_samples = num_samples
         self.batch_size = batch_size
+        self.class_weight = class_weight
         self.max_time = max_time
         self.progress_bar = progress_bar
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any) -> "IQGMEClassifier":
+    def fit(self, X: Any, y: Any, **others: Any) -> "IQGMEClassifier":
         """Fit all rows.
 
-        Args:
-            X: [row, column], NaN where missing.
-            y: the class of each row, -1 where it is unknown.
+        Parameters
+        ----------
+        X : array or frame
+            [row, column], NaN where missing.
+        y : array
+            The class of each row, -1 where it is unknown.
+        **others
+            Refused; `sample_weight` with the reason why the model has no place for it.
+
+        Returns
+        -------
+        self
         """
+        self._refuse_others(others)
         if self.inference not in ("vb", "gibbs"):
             raise ValueError(f"inference: found {self.inference!r}, wanted 'vb' or 'gibbs'.")
         for name in ("n_factors", "batch_size"):
@@ -126,7 +147,12 @@ class IQGMEClassifier(LocalExperts):
             raise ValueError(
                 f"n_factors: found {self.n_factors!r}, wanted an integer, 2 or more, or None."
             )
-        X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan")
+        X = read_numbers(self, X, dtype=np.float64, ensure_all_finite="allow-nan")
+        if self.n_factors is None and X.shape[1] > MOST_COLUMNS:
+            raise ValueError(
+                f"X: found {X.shape[1]} columns, wanted at most {MOST_COLUMNS}: each expert has a "
+                "covariance of all columns. With n_factors=20 experts see common factors instead."
+            )
         check_whole(2, truncation=self.truncation)
         alpha = positive("alpha", self.alpha)
         model = iqgme if self.n_factors is None else iqgme_factors
@@ -166,8 +192,11 @@ class IQGMEClassifier(LocalExperts):
 
         A constant column is filled with its value. A column without entries stays NaN.
 
-        Args:
-            X: [row, column], NaN where missing.
-            return_std: whether to return the standard deviations as well, 0 for observed entries.
+        Parameters
+        ----------
+        X : array or frame
+            [row, column], NaN where missing.
+        return_std : bool, default=False
+            Whether to return the standard deviations as well, 0 for observed entries.
         """
         return self._imputed(X, {}, return_std)

@@ -20,8 +20,9 @@ import jax
 import numpy as np
 from sklearn.metrics import accuracy_score
 from sklearn.utils import check_consistent_length, column_or_1d
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
+from gallery._columns import read_numbers
 from gallery._local_experts import LocalExperts, check_whole, positive
 from zoo.iqgme import FEW_EXPERTS, VAGUE
 from zoo.iqgme_tasks import iqgme_tasks
@@ -63,9 +64,13 @@ class MultiTaskIQGMEClassifier(LocalExperts):
         max_iter: largest number of sweeps.
         tolerance: a fit ends when a sweep gains less than this share of the ELBO.
         num_samples: draws in `posterior_`.
+        class_weight: {class: factor}, "balanced" or None. Predictions are for rows among which a
+            class is so many times as frequent as in the fit; "balanced": all are equally frequent.
+            The fit does not depend on it.
         max_time: seconds after which a fit ends, with the result so far. Trying the `restarts` has
             the same limit for itself. Compilation is not interrupted.
-        progress_bar: whether to show a progress bar with the ELBO.
+        progress_bar: whether to show a progress bar with the ELBO; None: on a terminal, after two
+            seconds.
         random_state: integer, `RandomState` or None.
     """
 
@@ -85,8 +90,9 @@ class MultiTaskIQGMEClassifier(LocalExperts):
         max_iter: int = 500,
         tolerance: float = 1e-6,
         num_samples: int = 200,
+        class_weight: Any = None,
         max_time: float | None = None,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
         random_state: Any = None,
     ):
         self.init, self.precision, self.gate_rows = init, precision, gate_rows
@@ -100,19 +106,31 @@ class MultiTaskIQGMEClassifier(LocalExperts):
         self.max_iter = max_iter
         self.tolerance = tolerance
         self.num_samples = num_samples
+        self.class_weight = class_weight
         self.max_time = max_time
         self.progress_bar = progress_bar
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, task: Any = None) -> "MultiTaskIQGMEClassifier":
+    def fit(self, X: Any, y: Any, task: Any = None, **others: Any) -> "MultiTaskIQGMEClassifier":
         """Fit all rows.
 
-        Args:
-            X: [row, column], NaN where missing.
-            y: the class of each row, -1 where it is unknown.
-            task: the task of each row, numbers or texts; None: one task.
+        Parameters
+        ----------
+        X : array or frame
+            [row, column], NaN where missing.
+        y : array
+            The class of each row, -1 where it is unknown.
+        task : array, default=None
+            The task of each row, numbers or texts; None: one task.
+        **others
+            Refused; `sample_weight` with the reason why the model has no place for it.
+
+        Returns
+        -------
+        self
         """
-        X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan")
+        self._refuse_others(others)
+        X = read_numbers(self, X, dtype=np.float64, ensure_all_finite="allow-nan")
         task = _checked(task, len(X))
         self.tasks_, codes = np.unique(task, return_inverse=True)
         check_whole(2, truncation=self.truncation, num_shared=self.num_shared)
@@ -156,16 +174,20 @@ class MultiTaskIQGMEClassifier(LocalExperts):
     def impute(self, X: Any, task: Any = None, *, return_std: bool = False) -> Any:
         """Return a copy of X with missing entries replaced by their conditional means.
 
-        Args:
-            X: [row, column], NaN where missing.
-            task: the task of each row.
-            return_std: whether to return the standard deviations as well, 0 for observed entries.
+        Parameters
+        ----------
+        X : array or frame
+            [row, column], NaN where missing.
+        task : array, default=None
+            The task of each row.
+        return_std : bool, default=False
+            Whether to return the standard deviations as well, 0 for observed entries.
         """
         return self._imputed(X, self._codes(X, task), return_std)
 
     def _codes(self, X: Any, task: Any) -> dict[str, np.ndarray]:
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
+        X = read_numbers(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
         if task is None and len(self.tasks_) > 1:
             raise ValueError(
                 "task: found None, wanted the task of each row; the tasks that were fitted are "

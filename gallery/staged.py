@@ -24,22 +24,27 @@ import jax
 import numpy as np
 import xarray as xr
 from numpyro.distributions import Distribution
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_consistent_length, check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from gallery._labels import coded, codes_among, declared
+from gallery._columns import read_numbers
+from gallery._estimator import ZooEstimator
+from gallery._finite import check_finite
+from gallery._labels import class_weights, coded, codes_among, declared
 from gallery._standardise import ROUNDING, Standardiser
 from inference import Orders, Program, Staged
+from inference.maths.host import in_chunks
 from zoo.staged_learning import family, order_prior
 
 __all__ = ["StagedMixtureClassifier"]
 
+CHUNK = 256  # rows of a prediction
 FARTHEST = 1e100  # standard deviations, whose square does not overflow
 
 
-class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
+class StagedMixtureClassifier(ClassifierMixin, ZooEstimator):
     """Classification by a mixture of clusters, whose number is learned.
 
     Labels: -1 is a row of unknown class, which is still used for the clusters; where `y` holds only
@@ -58,6 +63,9 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
         prior: prior of the order, a NumPyro distribution over 1, 2, ...; None: that of the zoo.
         cluster: density of a cluster: `zoo.staged_learning.diagonal` (None), `full`, or a function
             like those.
+        class_concentration: of the Dirichlet prior of a cluster's class probabilities; None: 1 over
+            the number of classes, which together count as one row. A cluster of 30 rows of one
+            class out of three then gives it a probability of .98; with 1 it is .94.
         num_stages: number of stages that `fit` divides the rows into; one is best for few rows. A
             stage with too few rows for its summary is repeated with more rows.
         num_live: live points of the nested sampling. With few of them it may miss modes, which no
@@ -66,11 +74,23 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
             Walks become longer as needed. `diagnostics.report` of an order's run detects walks that
             are still too short, for which the error of the evidence is underestimated.
         num_samples: draws of each order.
+        class_weight: {class: factor}, "balanced" or None. Predictions are for rows among which a
+            class is so many times as frequent as in the fit; "balanced": all are equally frequent.
+            The fit does not depend on it.
         max_time: seconds after which a call ends, with the orders that have finished; an error if
             none has.
-        progress_bar: whether to show a progress bar for each order.
+        progress_bar: whether to show a progress bar for each order; None: on a terminal, after two
+            seconds.
         random_state: integer, `RandomState` or None.
     """
+
+    _no_weights = (
+        "the evidence of an order is that of whole rows; repeat a row in place of a weight of 2"
+    )
+    _kept = (
+        *("_standardiser", "_options", "n_iter_"),
+        *("orders_", "order_posterior_", "log_evidence_", "log_evidence_se_"),
+    )
 
     def __init__(
         self,
@@ -79,31 +99,45 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
         max_order: int = 4,
         prior: Distribution | None = None,
         cluster: Any = None,
+        class_concentration: float | None = None,
         num_stages: int = 1,
         num_live: int = 100,
         num_sweeps: float = 2.0,
         num_samples: int = 200,
+        class_weight: Any = None,
         max_time: float | None = None,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
         random_state: Any = None,
     ):
         self.order = order
         self.max_order = max_order
         self.prior = prior
         self.cluster = cluster
+        self.class_concentration = class_concentration
         self.num_stages = num_stages
         self.num_live, self.num_sweeps, self.num_samples = num_live, num_sweeps, num_samples
+        self.class_weight = class_weight
         self.max_time, self.progress_bar, self.random_state = max_time, progress_bar, random_state
 
     # Fitting.
 
-    def fit(self, X: Any, y: Any) -> "StagedMixtureClassifier":
+    def fit(self, X: Any, y: Any, **others: Any) -> "StagedMixtureClassifier":
         """Fit all rows; earlier ones are forgotten.
 
-        Args:
-            X: [row, column].
-            y: the class of each row, -1 where it is unknown.
+        Parameters
+        ----------
+        X : array or frame
+            [row, column].
+        y : array
+            The class of each row, -1 where it is unknown.
+        **others
+            Refused; `sample_weight` with the reason why the model has no place for it.
+
+        Returns
+        -------
+        self
         """
+        self._refuse_others(others)
         return self._begin(X, y, None, self.num_stages)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "StagedMixtureClassifier":
@@ -112,14 +146,25 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
         Columns are standardised as at the first call. Each call should have a random sample of
         rows. Where the posterior of new rows lies outside of the summary of earlier ones, these are
         lost, with a warning. Where the highest order becomes the most probable, a warning suggests
-        `fit` with all rows. `order`, `prior`, `cluster`, `num_live`, `num_sweeps` and `num_samples`
-        must not change between calls.
+        `fit` with all rows. `order`, `prior`, `cluster`, `class_concentration`, `num_live`,
+        `num_sweeps` and `num_samples` must not change between calls.
 
-        Args:
-            X: [row, column].
-            y: the class of each row, -1 where it is unknown.
-            classes: at the first call, all classes of all calls; None: those of its labels.
+        Parameters
+        ----------
+        X : array or frame
+            [row, column].
+        y : array
+            The class of each row, -1 where it is unknown.
+        classes : array, default=None
+            At the first call, all classes of all calls; None: those of its labels.
+
+        Returns
+        -------
+        self
         """
+        self._refuse_balanced()
+        if self.__sklearn_is_fitted__():
+            self._refuse_loaded("_runs")
         if not hasattr(self, "_runs") or not self._runs.drivers:
             return self._begin(X, y, classes, None)
         self._check_settings()
@@ -129,7 +174,7 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
                 f"classes: found {declared(classes)}, but the first call began with "
                 f"{self.classes_}; give the same, or none."
             )
-        X = validate_data(self, X, dtype=np.float64, reset=False)
+        X = read_numbers(self, X, dtype=np.float64, reset=False)
         if y is None:
             raise ValueError("y: found None, wanted the class of each row; -1 where it is unknown.")
         labels = codes_among(y, self.classes_)
@@ -149,7 +194,7 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
         # a fit that fails must not leave an earlier one
         for name in ("posterior_", "_runs"):
             vars(self).pop(name, None)
-        X = validate_data(self, X, dtype=np.float64)
+        X = read_numbers(self, X, dtype=np.float64)
         if y is None:
             raise ValueError(
                 "StagedMixtureClassifier requires y to be passed, but the target y is None; wanted "
@@ -169,14 +214,18 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
                 "and scales serve all calls."
             )
         self._standardiser = Standardiser.learn(X)
-        fixed = ("order", "prior", "cluster", "num_live", "num_sweeps", "num_samples")
+        fixed = ("order", "prior", "cluster", "class_concentration")
+        fixed += ("num_live", "num_sweeps", "num_samples")
         self._first_settings = {name: getattr(self, name) for name in fixed}
-        options = {"num_classes": max(len(classes), 2)} | (
-            {} if self.cluster is None else {"cluster": self.cluster}
-        )
+        num_classes, concentration = max(len(classes), 2), self.class_concentration
+        self._options = {
+            "num_classes": num_classes,
+            "class_concentration": 1 / num_classes if concentration is None else concentration,
+        } | ({} if self.cluster is None else {"cluster": self.cluster})
+        self._models: dict[int, Any] = {}
         least, most = (1, self.max_order) if self.order is None else (self.order, self.order)
         self._runs = Orders(
-            partial(family, **options),
+            partial(family, **self._options),
             order_prior() if self.prior is None else self.prior,
             kernel=partial(
                 Staged,
@@ -193,14 +242,20 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
             },
         )
         self.classes_ = classes
+        self.class_weight_ = class_weights(self.class_weight, classes, labels)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        with jax.enable_x64(True):
-            return self._taken(self._runs.run(seed, self._standard(X), labels))
+        try:
+            with jax.enable_x64(True):
+                return self._taken(self._runs.run(seed, self._standard(X), labels))
+        except KeyboardInterrupt:
+            del self._runs  # else `partial_fit` would go on with these rows
+            raise
 
     def _taken(self, tree: xr.DataTree) -> "StagedMixtureClassifier":
         self.posterior_, orders = tree, tree["orders"].dataset
         self.orders_, self.order_posterior_ = orders["order"].values, orders["probability"].values
         self.log_evidence_ = tree.attrs["log_evidence"]
+        check_finite(self, log_evidence_=self.log_evidence_)
         self.log_evidence_se_ = tree.attrs["log_evidence_se"]
         self.n_iter_ = sum(int(tree[f"order_{order}"].attrs["steps"]) for order in self.orders_)
         if tree.attrs["ended"] not in ("finished", "most"):
@@ -249,8 +304,11 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
                     f"{name}: found {value!r}, wanted an integer, at least "
                     f"{least}{', or None' * (name == 'order')}."
                 )
-        if not isinstance(self.num_sweeps, Real) or not 0 < self.num_sweeps < np.inf:
-            raise ValueError(f"num_sweeps: found {self.num_sweeps!r}, wanted a positive number.")
+        for name in ("num_sweeps", "class_concentration"):
+            value = getattr(self, name)
+            is_chosen = value is None and name == "class_concentration"
+            if not is_chosen and (not isinstance(value, Real) or not 0 < value < np.inf):
+                raise ValueError(f"{name}: found {value!r}, wanted a positive number.")
         if self.cluster is not None and not callable(self.cluster):
             raise TypeError(
                 f"cluster: found {self.cluster!r}, wanted a function like those of "
@@ -295,10 +353,13 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "posterior_")
 
+    def _restore(self, tree: xr.DataTree) -> None:
+        self.posterior_, self._models = tree, {}
+
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of each class, [row, class]."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
+        X = read_numbers(self, X, dtype=np.float64, reset=False)
         if len(self.classes_) == 1:
             return np.ones((len(X), 1))
         counts = {
@@ -311,17 +372,15 @@ class StagedMixtureClassifier(ClassifierMixin, BaseEstimator):
             x = self._standard(X)
             for order, share in counts.items():
                 found += share * self._of_order(int(order), x)
-        return found / found.sum(1, keepdims=True)
+        joint = found * self.class_weight_
+        return joint / joint.sum(1, keepdims=True)
 
     def _of_order(self, order: int, x: np.ndarray) -> np.ndarray:
         """Class probabilities averaged over the draws of one order."""
         drawn = self.posterior_[f"order_{order}"]["posterior"].dataset.isel(chain=0)
         draws = {str(name): values.values for name, values in drawn.items()}
-        rows = max(1, 4 * 10**6 // (self.num_samples * order))  # numbers in a chunk
-        model = self._runs.models[order]
-        return np.concatenate(
-            [np.asarray(_averaged(model, x[i : i + rows], draws)) for i in range(0, len(x), rows)]
-        )
+        model = self._models.setdefault(order, family(order, **self._options))
+        return in_chunks(lambda x: _averaged(model, x, draws), x, CHUNK)
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Return the log probability of each class, [row, class]."""

@@ -1,20 +1,29 @@
-"""Tables in CSV files: the user's own, and the mixed tables of the UCI repository.
+"""Tables in CSV and Parquet files: the user's own, and the mixed tables of the UCI repository.
 
     train = read_csv("patients.csv", target="outcome")
     x_new = read_features("new_patients.csv", train.feature_names, train.categories)
 
-Columns of numbers stay numbers. Columns of True and False become 1 and 0. Any other column is
-categorical: its texts, sorted, become the codes 0, 1, ... A missing cell is empty or NA, and is NaN
-in `x`. Errors name the file, the line and the column.
+Columns of numbers stay numbers. Columns of True and False become 1 and 0. Columns of dates, such as
+2024-03-01 or 01.03.2024, become days since 1970. Any other column is categorical: its texts,
+sorted, become the codes 0, 1, ... A missing cell is empty or NA, and is NaN in `x`. Errors name the
+file, the line and the column.
+
+Cells may be delimited by commas, semicolons, tabs or bars, and numbers may have decimal commas
+where the delimiter is another. A text that is not UTF-8 is read as Windows-1252. What was found is
+in the `notes` of a data set.
 """
 
 import csv
 import gzip
+import io
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,18 +32,31 @@ from gallery._dataset import Dataset
 __all__ = [
     "Table",
     "TableError",
+    "days_of",
     "encode",
+    "indicators",
     "number_of",
+    "numbers_of",
     "read_csv",
     "read_features",
     "read_matrix",
     "read_table",
+    "require_columns",
+    "stem_of",
+    "target_of",
+    "with_dummies",
     "write_csv",
 ]
 
 MISSING = frozenset({"", "NA", "NaN", "nan"})
 # marks of missing values in other programs, in lower case
 MARKS = frozenset({"?", "na", "n/a", "n.a.", "#n/a", "<na>", "null", "missing"})
+DELIMITERS = ",;\t|"
+DAY_FIRST = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4})")
+PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # the column of rows without names
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
+DECIMAL_POINT = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?")
 BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
 MANY_VALUES = 10  # decimal numbers with more distinct values are a quantity, not class labels
 
@@ -43,18 +65,24 @@ class TableError(ValueError):
     """A table cannot be read; the message says where and what to change."""
 
 
-class Table(NamedTuple):
+@dataclass(frozen=True)
+class Table:
     """Cells as text, and the line of each row."""
 
     where: str  # the file, or the data set
     header: tuple[str, ...]
     rows: list[list[str]]
     lines: Sequence[int]  # the line of the file that holds each row
+    notes: tuple[str, ...] = ()  # how the file was read where that could be otherwise
 
     def column(self, name: str) -> list[str]:
         """Return the cells of one column."""
-        index = self.header.index(name)
+        index = self._places[name]
         return [row[index] for row in self.rows]
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: index for index, name in enumerate(self.header)}
 
     def place(self, row: int, name: str) -> str:
         """Return the place of a cell, for error messages."""
@@ -67,6 +95,8 @@ def read_csv(
     like: Dataset | None = None,
     task: str | None = None,
     classes: bool = True,
+    drop: Sequence[str] = (),
+    columns: Sequence[str] = (),
 ) -> Dataset:
     """Read a data set from a CSV file with a header.
 
@@ -81,27 +111,44 @@ def read_csv(
             then those of `like`, and an unknown class or category is an error.
         task: a column with the task of each row, which becomes the array `task`.
         classes: False: all numbers of the target are a quantity.
+        drop: columns that are no features, such as ids.
+        columns: the features; none: all columns that are left.
     """
     table = read_table(path)
     if target is None:
         target = (
-            [name for name in table.header if name != task][-1]
+            [name for name in table.header if name != task and name not in drop][-1]
             if like is None
             else like.target_name
         )
-    for option, name in (("target", target), ("task", task)):
-        if name is not None and name not in table.header:
-            raise TableError(
-                f"{path}: no column {name!r} to be the {option}; the columns are "
-                f"{', '.join(table.header)}"
-            )
+    uses = {"the target": (target,), "the task": (task,), "dropped": drop, "a feature": columns}
+    require_columns(table, uses)
+    if columns:
+        kept = {*columns, target, task}
+        drop = [*drop, *(name for name in table.header if name not in kept)]
     if task is None:
-        return encode(table, target, like=like, classes=classes)
-    data = encode(table, target, drop=(task,), like=like, classes=classes)
+        return encode(table, target, drop=drop, like=like, classes=classes)
+    data = encode(table, target, drop=(*drop, task), like=like, classes=classes)
     codes, names = _tasks(table, task, None if like is None else like.categories[task])
     return replace(
         data, arrays={**data.arrays, "task": codes}, categories={**data.categories, task: names}
     )
+
+
+def require_columns(table: Table, uses: Mapping[str, Sequence[str | None]]) -> None:
+    """Refuse the name of a column that the table lacks.
+
+    Args:
+        table: the cells.
+        uses: use of columns, in words -> their names, of which None is none.
+    """
+    for use, names in uses.items():
+        for name in names:
+            if name is not None and name not in table.header:
+                raise TableError(
+                    f"{table.where}: no column {name!r} to be {use}; the columns are "
+                    f"{', '.join(table.header)}"
+                )
 
 
 def write_csv(data: Dataset, path: str | Path) -> None:
@@ -127,7 +174,7 @@ def write_csv(data: Dataset, path: str | Path) -> None:
     )
     columns.append((data.target_name or "class", data.y, data.class_names))
     header = [name for name, _, _ in columns]
-    if twice := sorted({name for name in header if header.count(name) > 1}):
+    if twice := _repeated(header):
         raise TableError(f"data set {data.name!r}: two columns are called {twice[0]!r}")
     with open(path, "w", encoding="utf-8", newline="") as file:
         cells = zip(*(_texts(column, names) for _, column, names in columns), strict=True)
@@ -176,7 +223,7 @@ def read_matrix(path: str | Path, target: str | None = None) -> Dataset:
                 "the row or column is called"
             )
     rows, cols, values = (array[~np.isnan(values)] for array in (*places, values))
-    stem = Path(path).name.removesuffix(".gz").removesuffix(".csv")
+    stem = stem_of(path)
     shape = " x ".join(str(len(names)) for names in categories.values())
     return Dataset(
         name=stem,
@@ -192,49 +239,104 @@ def read_features(
     path: str | Path,
     feature_names: Sequence[str],
     categories: Mapping[str, Sequence[str]] | None = None,
+    dummies: Mapping[str, Sequence[str]] | None = None,
 ) -> np.ndarray:
     """Read the features of new rows; other columns of the file are ignored.
 
     Args:
         path: the file.
-        feature_names: columns of the file, in the order of the result.
+        feature_names: columns of the file, or of `with_dummies`, in the order of the result.
         categories: column -> its categories in the order of their codes.
+        dummies: column -> its texts, which are columns of 0 and 1 in the result.
 
     Returns:
         x, [row, feature].
     """
-    table, known = read_table(path), categories or {}
-    _require(table, feature_names)
-    return np.column_stack(
+    return _features(read_table(path), feature_names, categories or {}, dummies or {})
+
+
+def _features(
+    table: Table,
+    feature_names: Sequence[str],
+    categories: Mapping[str, Sequence[str]],
+    dummies: Mapping[str, Sequence[str]],
+) -> np.ndarray:
+    known = {**categories, **dummies}
+    made = {f"{name}={text}" for name, each in dummies.items() for text in each}
+    names = [*dummies, *(name for name in feature_names if name not in made)]
+    _require(table, names)
+    x = np.column_stack(
         [
             _coded(table, name, known[name]) if name in known else _numbers(table, name)
-            for name in feature_names
+            for name in names
         ]
+    )
+    columns = dict(indicators(x, names, dummies))
+    return np.column_stack([columns[name] for name in feature_names])
+
+
+def indicators(
+    x: np.ndarray, names: Sequence[str], categories: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield name and values of each column of numbers; each text is a column of 0 and 1.
+
+    Of two texts, which exclude each other, the second is a column.
+
+    Args:
+        x: features [row, feature], texts as codes.
+        names: of the columns.
+        categories: column -> its texts in the order of their codes.
+    """
+    for column, name in zip(x.T, names, strict=True):
+        texts = categories.get(name, ())
+        if not texts:
+            yield name, column
+        for code in range(int(len(texts) == 2), len(texts)):
+            one = np.where(np.isnan(column), np.nan, column == code)
+            yield f"{name}={texts[code]}", one
+
+
+def with_dummies(data: Dataset) -> Dataset:
+    """Return a table with columns of 0 and 1, such as `ward=west`, in place of each text column.
+
+    Args:
+        data: a table with features `x`.
+    """
+    texts = {name: data.categories[name] for name in data.feature_names if name in data.categories}
+    each = list(indicators(data["x"], data.feature_names, data.categories))
+    names = tuple(name for name, _ in each)
+    if doubled := [name for name, times in Counter(names).items() if times > 1]:
+        raise TableError(
+            f"{data.name}: two columns would be called {doubled[0]!r}; rename the one of the table"
+        )
+    return replace(
+        data,
+        arrays=dict(data.arrays) | {"x": np.column_stack([values for _, values in each])},
+        feature_names=names,
+        categories={name: each for name, each in data.categories.items() if name not in texts},
+        dummies=texts,
     )
 
 
 def read_table(path: str | Path) -> Table:
-    """Read the cells of a CSV file, plain or gzipped, and check its form."""
+    """Read the cells of a CSV file, plain or gzipped, or of a Parquet file, and check its form."""
     path = Path(path)
-    opener = gzip.open if path.suffix == ".gz" else open
+    if path.suffix == ".parquet":
+        return _read_parquet(path)
+    text, notes = _text(path)
+    delimiter = _delimiter(text)
     try:
-        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
-    except UnicodeDecodeError as error:
-        raise TableError(
-            f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8 CSV"
-        ) from None
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
+        lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     except csv.Error as error:
         raise TableError(
-            f"{path}: not a CSV file ({error}); delimit cells by commas, quote those that hold "
-            "commas or quotes"
+            f"{path}: not a CSV file ({error}); quote cells that hold the delimiter "
+            f"{delimiter!r} or quotes"
         ) from None
     if not lines:
         raise TableError(f"{path}: the file is empty; wanted a header and rows")
     header = tuple(lines[0][1])
     _check_header(path, header)
-    _check_delimiter(path, lines)
     for number, row in lines[1:]:
         if len(row) != len(header):
             raise TableError(
@@ -243,14 +345,42 @@ def read_table(path: str | Path) -> Table:
             )
     if len(lines) == 1:
         raise TableError(f"{path}: a header and no rows")
-    return Table(
-        str(path), header, [row for _, row in lines[1:]], [number for number, _ in lines[1:]]
-    )
+    rows = [row for _, row in lines[1:]]
+    if delimiter != ",":
+        notes += (f"cells delimited by {delimiter!r}",)
+        rows, had_commas = _with_points(rows)
+        notes += ("decimal commas",) if had_commas else ()
+    return Table(str(path), header, rows, [number for number, _ in lines[1:]], notes)
+
+
+def numbers_of(table: Table, name: str, wanted_by: str) -> np.ndarray:
+    """Return a column of numbers: int64 where all are written as whole numbers, else float64.
+
+    Args:
+        table: the cells.
+        name: of the column.
+        wanted_by: what takes the column, for error messages.
+    """
+    if name not in table.header:
+        raise TableError(
+            f"{table.where}: no column {name!r}, which {wanted_by} takes; the columns are "
+            f"{', '.join(table.header)}. Rename a column, or the argument"
+        )
+    cells = table.column(name)
+    if texts := _categories(table, name, categorical=False):
+        raise TableError(
+            f"{table.where}: column {name!r} holds texts ({', '.join(map(repr, texts[:3]))}"
+            f"{', ...' if len(texts) > 3 else ''}), where {wanted_by} takes numbers; write each "
+            "text as a number, 0, 1, ..."
+        )
+    values = _numbers(table, name)
+    is_whole = all(cell in BOOLEANS or re.fullmatch(r"[+-]?\d{1,9}", cell) for cell in cells)
+    return values.astype(np.int64) if is_whole else values
 
 
 def encode(
     table: Table,
-    target: str,
+    target: str | None,
     categorical: bool = False,
     drop: Sequence[str] = (),
     like: Dataset | None = None,
@@ -260,14 +390,15 @@ def encode(
 
     Args:
         table: the cells.
-        target: the class column.
+        target: the class column; None: there is no `y`.
         categorical: whether every feature is a category, numbers included.
         drop: columns that are no features.
         like: as in `read_csv`.
         classes: as in `read_csv`.
     """
     if like is None:
-        names = tuple(name for name in table.header if name != target and name not in drop)
+        left_out = {target, *drop}
+        names = tuple(name for name in table.header if name not in left_out)
         if not names:
             raise TableError(
                 f"{table.where}: no feature columns beside the class column {target!r}"
@@ -276,23 +407,23 @@ def encode(
         categories = {name: kind for name, kind in kinds.items() if kind}
     else:
         names, categories = like.feature_names, dict(like.categories)
-        _require(table, names)
-    x = np.column_stack(
-        [
-            _coded(table, name, categories[name]) if name in categories else _numbers(table, name)
-            for name in names
-        ]
-    )
-    y, class_names = _target(table, target, like, classes)
-    stem = Path(table.where).name.removesuffix(".gz").removesuffix(".csv")
+    dummies = {} if like is None else like.dummies
+    arrays = {"x": _features(table, names, categories, dummies)}
+    class_names: tuple[str, ...] = ()
+    if target is not None:
+        arrays["y"], class_names = target_of(table, target, like, classes)
+    stem = stem_of(table.where)
     return Dataset(
         name=stem,
         title=f"{stem}, a table of {len(table.rows)} rows",
-        arrays={"x": x, "y": y},
+        arrays=arrays,
         feature_names=names,
         class_names=class_names,
-        target_name=target,
+        target_name=target or "",
         categories=categories,
+        dummies=dummies,
+        dates=tuple(name for name in names if name not in categories and _are_dates(table, name)),
+        notes=table.notes,
         description=f"{len(names)} features of {len(table.rows)} rows; the target is {target!r}.",
     )
 
@@ -306,29 +437,85 @@ def _check_header(path: Path, header: tuple[str, ...]) -> None:
         raise TableError(
             f"{path}, line 1: column {header.index('') + 1} has no name; name every column"
         )
-    repeated = sorted({name for name in header if header.count(name) > 1})
-    if repeated:
+    if repeated := _repeated(header):
         raise TableError(
             f"{path}, line 1: more than one column is called {', '.join(map(repr, repeated))}; "
             "rename all but one"
         )
 
 
-def _check_delimiter(path: Path, lines: list[tuple[int, list[str]]]) -> None:
-    """Refuse a single column in which every line holds another delimiter."""
-    for delimiter in ";\t|":
-        if len(lines[0][1]) == 1 and all(
-            any(delimiter in cell for cell in row) for _, row in lines
-        ):
+def _repeated(header: Sequence[str]) -> list[str]:
+    return sorted(name for name, count in Counter(header).items() if count > 1)
+
+
+def stem_of(path: str | Path) -> str:
+    """Return the name of a file without the endings of tables."""
+    return Path(path).name.removesuffix(".gz").removesuffix(".csv").removesuffix(".parquet")
+
+
+def _read_parquet(path: Path) -> Table:
+    """The cells as texts, as they would stand in a CSV file; a line is a row."""
+    import narwhals.stable.v2 as nw
+
+    try:
+        frame = nw.read_parquet(str(path), backend="pyarrow")
+    except ImportError as error:
+        raise TableError(
+            f"{path}: a Parquet file is read by the package pyarrow, which is not installed; "
+            "install it, or save the table as CSV"
+        ) from error
+    except ValueError as error:
+        raise TableError(f"{path}: not a Parquet file ({error})") from error
+    kept = [name for name in frame.columns if not PANDAS_INDEX.fullmatch(name)]
+    notes = ("the index of a data frame left out",) if len(kept) < len(frame.columns) else ()
+    frame = frame.select(kept)
+    _check_header(path, tuple(kept))
+    if not len(frame):
+        raise TableError(f"{path}: column names and no rows")
+    text = lambda value: "" if value is None else str(value).strip()
+    rows = [[text(value) for value in row] for row in frame.iter_rows()]
+    return Table(str(path), tuple(kept), rows, range(1, len(rows) + 1), notes)
+
+
+def _text(path: Path) -> tuple[str, tuple[str, ...]]:
+    """The text of a file, and notes on how it is coded."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rb") as file:
+        content = file.read()
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return content.decode("utf-16"), ("read as UTF-16",)
+    try:
+        return content.decode("utf-8-sig"), ()
+    except UnicodeDecodeError as error:
+        try:
+            return content.decode("cp1252"), ("not UTF-8: read as Windows-1252",)
+        except UnicodeDecodeError:
             raise TableError(
-                f"{path}, line 1: the cells are delimited by {delimiter!r}; the delimiter must be "
-                "a comma"
-            )
+                f"{path}: neither UTF-8 nor Windows-1252 ({error.reason} at byte {error.start}); "
+                "save it as UTF-8 CSV"
+            ) from None
+
+
+def _delimiter(text: str) -> str:
+    """The delimiter that gives the first line the most cells; a comma where several do."""
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    cells = lambda delimiter: len(next(csv.reader([first], delimiter=delimiter), []))
+    return max(DELIMITERS, key=cells)
+
+
+def _with_points(rows: list[list[str]]) -> tuple[list[list[str]], bool]:
+    """The rows with decimal points, and whether they had decimal commas."""
+    cells = [cell for row in rows for cell in row]
+    has_commas = any(map(DECIMAL_COMMA.fullmatch, cells))
+    if not has_commas or any(map(DECIMAL_POINT.fullmatch, cells)):
+        return rows, False
+    turned = lambda cell: cell.replace(",", ".") if DECIMAL_COMMA.fullmatch(cell) else cell
+    return [list(map(turned, row)) for row in rows], True
 
 
 def _require(table: Table, names: Sequence[str]) -> None:
-    missing = [name for name in names if name not in table.header]
-    if missing:
+    known = set(table.header)
+    if missing := [name for name in names if name not in known]:
         found = ", ".join(table.header)
         raise TableError(
             f"{table.where}: no column {', '.join(map(repr, missing))}, which the model was fitted "
@@ -345,8 +532,30 @@ def number_of(cell: str) -> float | None:
     return None if "_" in cell else value
 
 
+def days_of(cell: str) -> float | None:
+    """Return the days since 1970 of a date, or None: 2024-03-01, with or without a time, or
+    01.03.2024.
+    """
+    if match := DAY_FIRST.fullmatch(cell):
+        day, month, year = match.groups()
+        cell = f"{year}-{month:0>2}-{day:0>2}"
+    if not re.match(r"\d{4}-\d\d-\d\d", cell):
+        return None
+    try:
+        moment = datetime.fromisoformat(cell)
+    except ValueError:
+        return None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return (moment - EPOCH).total_seconds() / 86400
+
+
+def _are_dates(table: Table, name: str) -> bool:
+    present = [cell for cell in table.column(name) if cell not in MISSING]
+    return bool(present) and all(days_of(cell) is not None for cell in present)
+
+
 def _categories(table: Table, name: str, categorical: bool) -> tuple[str, ...]:
-    """The categories of a column, none if it holds numbers or booleans.
+    """The categories of a column, none if it holds numbers, booleans or dates.
 
     Texts among more than nine times as many numbers are taken for typing errors, and are refused.
     So are usual marks of missing values among numbers.
@@ -357,6 +566,7 @@ def _categories(table: Table, name: str, categorical: bool) -> tuple[str, ...]:
     if not categorical and (
         not any(number_of(cell) is None for cell in present)
         or all(cell in BOOLEANS for cell in present)
+        or _are_dates(table, name)
     ):
         return ()
     is_error = len(present) - len(texts) > 9 * len(texts) or (
@@ -385,10 +595,11 @@ def _in_order(values: Sequence[str]) -> tuple[str, ...]:
 
 def _numbers(table: Table, name: str) -> np.ndarray:
     values = np.full(len(table.rows), np.nan)
+    number = days_of if _are_dates(table, name) else number_of
     for row, cell in enumerate(table.column(name)):
         if cell in MISSING:
             continue
-        value = BOOLEANS.get(cell, number_of(cell))
+        value = BOOLEANS.get(cell, number(cell))
         if value is None or math.isinf(value):
             raise TableError(
                 f"{table.place(row, name)}: {cell!r} is not a finite number; correct it, or leave "
@@ -431,10 +642,17 @@ def _tasks(
     return codes.astype(np.int64), names
 
 
-def _target(
-    table: Table, target: str, like: Dataset | None, classes: bool
+def target_of(
+    table: Table, target: str, like: Dataset | None = None, classes: bool = True
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """`y`, and the names of its classes (none for a quantity)."""
+    """Return `y`, and the names of its classes (none for a quantity).
+
+    Args:
+        table: the cells.
+        target: the column.
+        like: as in `read_csv`.
+        classes: as in `read_csv`.
+    """
     cells = table.column(target) if target in table.header else []
     present = [cell for cell in cells if cell not in MISSING]
     if like is None and not present:

@@ -7,7 +7,9 @@ asked for (`jax_default_matmul_precision`): recent GPUs round them to three digi
 log-likelihoods with them.
 """
 
+import re
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -30,8 +32,9 @@ if TYPE_CHECKING:
     from inference.reading.conjugate.table import register_conjugate
     from inference.run.driver import Driver
     from inference.run.protocol import Algorithm, Results
+    from inference.run.session import Interrupted
     from inference.run.stopping import converged, settled
-    from inference.run.store import CheckpointError
+    from inference.run.store import CheckpointError, check_checkpoint, salvage_checkpoint
 
 __all__ = [
     "Algorithm",
@@ -43,6 +46,7 @@ __all__ = [
     "DataTempering",
     "Driver",
     "ImportanceFinish",
+    "Interrupted",
     "LatentHistory",
     "MergedStages",
     "NestedSampler",
@@ -52,34 +56,33 @@ __all__ = [
     "Results",
     "Staged",
     "StructureError",
+    "check_checkpoint",
     "converged",
     "register_conjugate",
     "run_orders",
+    "salvage_checkpoint",
     "settled",
 ]
 
-_MODULES = {
+_KERNELS = Path(__file__).parent / "kernels"
+_MODULES = {  # and kernels of which a folder has the name, such as `AugmentReduce`
     "Algorithm": "run.protocol",
-    "AugmentReduce": "kernels.augment_reduce.kernel",
     "CheckpointError": "run.store",
-    "CollapsedGibbs": "kernels.collapsed_gibbs.kernel",
-    "ConditionalGibbs": "kernels.conditional_gibbs.kernel",
-    "CoordinateAscent": "kernels.coordinate_ascent.kernel",
     "DataTempering": "kernels.tempering.kernel",
     "Driver": "run.driver",
     "ImportanceFinish": "kernels.nested.importance_finish",
-    "LatentHistory": "kernels.latent_history.kernel",
+    "Interrupted": "run.session",
     "MergedStages": "kernels.staged.merge",
     "NestedSampler": "kernels.nested.kernel",
     "Orders": "orders",
-    "ParticleFilter": "kernels.particle_filter.kernel",
     "Program": "program.program",
     "Results": "run.protocol",
-    "Staged": "kernels.staged.kernel",
     "StructureError": "program.sites",
+    "check_checkpoint": "run.store",
     "converged": "run.stopping",
     "register_conjugate": "reading.conjugate.table",
     "run_orders": "orders",
+    "salvage_checkpoint": "run.store",
     "settled": "run.stopping",
 }
 
@@ -88,9 +91,11 @@ if jax.config.jax_default_matmul_precision is None:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    folder = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+    module = _MODULES.get(name, f"kernels.{folder}.kernel")
+    if name not in _MODULES and not (name[:1].isupper() and (_KERNELS / folder).is_dir()):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{module}"), name)
 
 
 def __dir__() -> list[str]:

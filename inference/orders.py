@@ -19,17 +19,17 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jax import random
 from numpyro.distributions import Distribution
 
 from inference.kernels.nested.kernel import NestedSampler
+from inference.program.interpreting import interpreted
 from inference.program.sites import check_setting, check_whole, is_between, model_name
-from inference.run.driver import Driver
+from inference.run.driver import Driver, each_run
 from inference.run.protocol import Algorithm
-from inference.run.session import signals_noted
+from inference.run.session import Interrupted, signals_noted
 
 __all__ = ["Orders", "run_orders"]
 
@@ -47,6 +47,8 @@ class Orders:
             one are below this.
         settings: of the `Driver`. `max_time` is for all orders together, and in `checkpoint` each
             order has a folder of its own.
+        cluster: as for `Driver`: each order is a task. Orders above the last one that counts run
+            beside it, and end when it has ended.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Orders:
         most: int = 20,
         negligible: float = 1e-3,
         settings: dict[str, Any] | None = None,
+        cluster: Any = None,
     ):
         check_whole(1, least=least)
         check_whole(least, most=most)
@@ -70,11 +73,11 @@ class Orders:
         self.family, self.prior, self.kernel = family, prior, kernel
         self.least, self.most, self.negligible = int(least), int(most), negligible
         self.settings: dict[str, Any] = dict(settings or {})
+        self.cluster = cluster
         self._forget()
 
     def _forget(self) -> None:
         self.drivers: dict[int, Driver] = {}
-        self.models: dict[int, Callable] = {}
         self.trees: dict[int, xr.DataTree] = {}
         self._is_updated = False
         self._is_torn = False  # whether some orders have learned more data than others
@@ -119,16 +122,15 @@ class Orders:
                     f"update: order {order} has not come to the end of the data before, and "
                     "max_time is over; give it more."
                 )
-        first, *others = self.drivers
-        self._learn(first, left(), args, kwargs)
         # After a Ctrl-C the others take these data without a step, and go on at the next call:
         # all orders must know the same data.
         with signals_noted() as noted:
-            for order in others:
-                ends = (tree.attrs["ended"] for tree in self.trees.values())
-                is_stopped = noted or any(end in ("SIGINT", "SIGTERM") for end in ends)
-                self._learn(order, 0.0 if is_stopped else left(), args, kwargs)
+            for order in self.drivers:
+                noted += self._learn(order, 0.0 if noted else left(), args, kwargs)
         self._is_torn, self._is_updated = False, True
+        if noted:
+            steps = sum(tree.attrs["steps"] for tree in self.trees.values())
+            raise Interrupted(noted[0], steps, self.tree)
 
     def tree(self) -> xr.DataTree:
         """The run of each order under `order_1`, `order_2`, ..., and the group `orders`.
@@ -161,14 +163,18 @@ class Orders:
 
     def _learn(
         self, order: int, seconds: float | None, args: tuple, kwargs: dict[str, Any]
-    ) -> None:
-        driver = self.drivers[order]
+    ) -> list[str]:
+        """Updates an order; returns the signal that has ended it, if one has."""
+        driver, signals = self.drivers[order], []
         driver.max_time, known = seconds, driver.program
         try:
             driver.update(*args, **kwargs)
+        except Interrupted as error:
+            signals = [error.signal]
         finally:  # an error may come before anything changes, or while it learns
             self._is_torn |= driver.program is not known  # reset once all orders have learned
         self.trees[order] = driver.tree()
+        return signals
 
     def _check_not_torn(self) -> None:
         if self._is_torn:
@@ -179,24 +185,29 @@ class Orders:
 
     def _try_higher(self, left: Callable[[], float | None]) -> None:
         """Runs higher orders until two in a row are negligible, or `most` or `max_time` ends it."""
-        args, kwargs = self._data
-        start = max(self.drivers, default=self.least - 1) + 1
-        for order in range(start, self.most + 1):
-            if self._is_over() or len(self._finished()) < len(self.trees):
-                return
-            model, settings = self.family(order), dict(self.settings)
-            if settings.get("checkpoint") is not None:
-                settings["checkpoint"] = Path(settings["checkpoint"]) / f"order_{order}"
-            driver = Driver(self.kernel(model), **settings)
-            driver.max_time = left()
-            tree = driver.run(random.fold_in(self._key, order), *args, **kwargs)
-            for name in ("log_evidence", "log_evidence_se"):
-                if name not in tree.attrs:
-                    raise TypeError(
-                        f"kernel: {type(driver.kernel).__name__} leaves no {name}; wanted one "
-                        "that does, such as NestedSampler."
-                    )
-            self.models[order], self.drivers[order], self.trees[order] = model, driver, tree
+        orders = range(max(self.drivers, default=self.least - 1) + 1, self.most + 1)
+        folder = self.settings.get("checkpoint")
+        each = map(self._prepared, orders)
+        with each_run(self.cluster, self._data, each, left=left, folder=folder) as runs:
+            for order in orders:
+                if self._is_over() or len(self._finished()) < len(self.trees):
+                    return
+                driver, tree = next(runs)
+                for name in ("log_evidence", "log_evidence_se"):
+                    if name not in tree.attrs:
+                        raise TypeError(
+                            f"kernel: {type(driver.kernel).__name__} leaves no {name}; wanted one "
+                            "that does, such as NestedSampler."
+                        )
+                self.drivers[order], self.trees[order] = driver, tree
+
+    def _prepared(self, order: int) -> tuple[Driver, Any, tuple]:
+        """Driver and key of an order, which has no argument of its own."""
+        settings = dict(self.settings)
+        if settings.get("checkpoint") is not None:
+            settings["checkpoint"] = Path(settings["checkpoint"]).absolute() / f"order_{order}"
+        driver = Driver(self.kernel(self.family(order)), **settings)
+        return driver, random.fold_in(self._key, order), ()
 
     def _finished(self) -> dict[int, xr.DataTree]:
         """Runs that have finished: others have no evidence."""
@@ -214,7 +225,8 @@ class Orders:
         return lambda: None if seconds is None else max(0.0, seconds - (perf_counter() - started))
 
     def _log_prior(self, order: int) -> float:
-        return np.asarray(self.prior.log_prob(jnp.asarray(order))).item()
+        log_prob = interpreted(self.prior.log_prob, np.asarray(order))
+        return np.asarray(log_prob(np.asarray(order))).item()
 
 
 def run_orders(
@@ -226,17 +238,24 @@ def run_orders(
     most: int = 20,
     negligible: float = 1e-3,
     settings: dict[str, Any] | None = None,
+    cluster: Any = None,
     **kwargs: Any,
 ) -> xr.DataTree:
     """Runs each order, and returns the runs with the posterior of the orders: `Orders.run`.
 
     Args:
         rng_key: an integer or a JAX key.
-        family, prior, kernel, most, negligible, settings: as for `Orders`.
+        family, prior, kernel, most, negligible, settings, cluster: as for `Orders`.
         args, kwargs: the model's arguments, the same for every order.
     """
     return Orders(
-        family, prior, kernel=kernel, most=most, negligible=negligible, settings=settings
+        family,
+        prior,
+        kernel=kernel,
+        most=most,
+        negligible=negligible,
+        settings=settings,
+        cluster=cluster,
     ).run(rng_key, *args, **kwargs)
 
 

@@ -6,6 +6,7 @@ Compiled code is kept between tests, and between runs, in pytest's own cache fol
 """
 
 import os
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -27,8 +28,10 @@ def pytest_configure(config):
     one compiles what another did. One process of tests has one core: with threads, small products
     of matrices wait for cores that others have.
     """
+    # a run in the background ignores Ctrl-C, which some tests raise
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     one_thread = "--xla_cpu_multi_thread_eigen=false"
-    if config.option.markexpr == "not slow":
+    if config.option.markexpr != "slow":
         os.environ.setdefault("XLA_FLAGS", f"{one_thread} --xla_backend_optimization_level=0")
     else:
         os.environ.setdefault("XLA_FLAGS", one_thread)
@@ -86,3 +89,15 @@ def numpyro_promotion():
     """
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
+
+
+@pytest.fixture(scope="session")
+def client():
+    """A client of two processes, for the tests marked `cluster`."""
+    from dask.distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client

@@ -55,6 +55,30 @@ def test_the_first_command_makes_a_run_and_a_picture(
     assert {"wine.nc", "wine.png"} <= {path.name for path in tmp_path.iterdir()}
 
 
+@pytest.mark.slow
+def test_a_model_of_ones_own_is_shown_fitted_and_predicted_as_printed(tmp_path):
+    (tmp_path / "mymodel.py").write_text(blocks("python")[3])
+    (tmp_path / "schools.csv").write_text(blocks("csv")[0])
+    printed = []
+    for command in blocks("sh")[2].strip().splitlines():
+        words = [sys.executable, "-m", "gallery.cli", *command.removeprefix("uv run zoo").split()]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        printed.append(done.stdout)
+    assert "theta [school] ~ Normal(loc=0, scale=1)\n" in printed[0]
+    assert re.search(r"^mu +4\.\d", printed[1], flags=re.MULTILINE), printed[1]
+    header, *rows = printed[2].splitlines()
+    assert header == "mean,std"
+    assert len(rows) == 8
+
+
+def test_what_the_first_command_prints_is_that_of_the_session():
+    """`tests/gallery/test_sessions.py` plays the session."""
+    session = (ROOT / "gallery/pages/text/sessions/aclass.txt").read_text()
+    command = blocks("sh")[0].strip().removeprefix("uv run ")
+    assert session.startswith(f"$ {command}\n{blocks('text')[0]}$ ")
+
+
 def test_the_second_command_runs_the_tests():
     assert blocks("sh")[1].startswith("uv run pytest")
 

@@ -5,13 +5,17 @@
 
 A file `zoo/batting.py` defines `CARD`, the model `batting`, a function with the name of its file,
 and `simulate(rng_key, ...)`. The latter returns keyword arguments of the model, with data that are
-drawn from the model.
+drawn from the model. Another package adds such a module by an entry point:
+
+    [project.entry-points."zoo.models"]
+    batting = "their_package.batting"
 """
 
 import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -46,9 +50,17 @@ class Entry(NamedTuple):
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all models, found by their files; imports nothing."""
-    found = (module.name for module in pkgutil.iter_modules(__path__))
-    return tuple(sorted(name for name in found if name != "card" and not name.startswith("_")))
+    """Return the names of all models, by their files and entry points; imports nothing."""
+    return tuple(sorted({*_files(), *_entry_points()}))
+
+
+def _files() -> set[str]:
+    found = {module.name for module in pkgutil.iter_modules(__path__)} - {"card"}
+    return {name for name in found if not name.startswith("_")}
+
+
+def _entry_points() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group="zoo.models")}
 
 
 def load(name: str) -> Entry:
@@ -61,4 +73,6 @@ def load(name: str) -> Entry:
         close = difflib.get_close_matches(name, names())
         hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
         raise ValueError(f"no model {name!r}; {hint}there are {', '.join(names()) or 'none yet'}.")
-    return Entry.of(importlib.import_module(f"zoo.{name}"))
+    is_file = name in _files()  # it comes before an entry point of its name
+    module = importlib.import_module(f"zoo.{name}") if is_file else _entry_points()[name].load()
+    return Entry.of(module)

@@ -20,7 +20,8 @@ sample: Any = numpyro.sample
 def gaussian(num_features: int) -> dist.Distribution:
     """Draw a normal base density with a latent mean and covariance, as in the paper."""
     location, root = _location_and_root(num_features)
-    return dist.MultivariateNormal(location, scale_tril=root)
+    # the root is a Cholesky factor, which JAX would compile some twenty programs to check
+    return dist.MultivariateNormal(location, scale_tril=root, validate_args=False)
 
 
 def student_t(num_features: int) -> dist.Distribution:

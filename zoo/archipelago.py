@@ -126,6 +126,7 @@ CARD = Card(
 )
 
 AMPLITUDE = dist.LogNormal(2.0, 0.5)
+COVARIANCES = squared_exponential, matern32, matern52  # known to be positive definite
 MOST_PROPOSALS = 8192  # of a simulation: their functions cost the cube of their number
 MOST_ATTEMPTS = 10_000  # of a simulation
 NUM_PROPOSALS = 64  # new rows that each posterior draw proposes at once
@@ -168,7 +169,8 @@ def process(
         is_ard,
         {"amplitude": amplitude, "lengthscale": lengthscale},
     )
-    refuse_no_covariance(covariance, num_features)
+    if all(covariance is not known for known in COVARIANCES):
+        refuse_no_covariance(covariance, num_features)
     density = base(num_features)
     width = num_features if is_ard else 1
     with plate("class", num_classes, dim=-1):

@@ -129,7 +129,7 @@ def augment_reduce(
     *,
     num_classes: int,
     noise: Any = "gumbel",
-    prior_scale: float | None = 1.0,
+    prior_scale: Any = 1.0,
     rank: int | None = None,
     batch_size: int | None = None,
     num_negatives: int | None = None,
@@ -142,8 +142,8 @@ def augment_reduce(
         y: the class of each row, 0 .. num_classes - 1, [row]; None: drawn.
         num_classes: number of classes.
         noise: a name in `NOISES`, or a univariate NumPyro distribution.
-        prior_scale: standard deviation of weights and biases; None: a flat prior, whose posterior
-            mode is the maximum likelihood estimate.
+        prior_scale: standard deviation of weights and biases, a number or an array of shape ();
+            None: a flat prior, whose posterior mode is the maximum likelihood estimate.
         rank: number of learned combinations of the features; None: the features themselves.
         batch_size: number of rows that are subsampled; None: all.
         num_negatives: number of other classes that are subsampled; None: all.

@@ -219,9 +219,9 @@ def bsvd(
     row_weights = _weights("row", rows, of_columns, precision)
     column_weights = _weights("column", columns, of_rows, precision)
 
-    effects = jnp.sum(row_weights[row] * c[column], -1) + jnp.sum(
-        column_weights[column] * r[row], -1
-    )
+    # known features of known items are taken at once, by one small program
+    c, r = jnp.take(c, column, axis=0, mode="clip"), jnp.take(r, row, axis=0, mode="clip")
+    effects = jnp.sum(row_weights[row] * c, -1) + jnp.sum(column_weights[column] * r, -1)
     return link(intercept + (u[row] * v[column]) @ (s * z) + effects, value, trials, entries)
 
 

@@ -155,24 +155,17 @@ def normal_wishart(
     """
     size = at.num_features
     nu0 = size + 2.0 if nu0 is None else nu0
-    matrix = (
-        jnp.asarray(covariance, float) * jnp.eye(size)
-        if jnp.ndim(covariance) == 0
-        else jnp.asarray(covariance)
-    )
+    matrix = covariance * np.eye(size) if np.ndim(covariance) == 0 else covariance
     site, dims = names[0], [names[1], f"{names[1]}_2"]
-    with at.experts:
-        Lambda = sample(
-            "Lambda",
-            dist.Wishart(nu0, rate_matrix=(nu0 - size - 1) * matrix),
-            infer={"event_dims": dims},
-        )
+    with at.experts:  # JAX would compile some twenty programs to check these matrices
+        wishart = dist.Wishart(nu0, rate_matrix=(nu0 - size - 1) * matrix, validate_args=False)
+        Lambda = sample("Lambda", wishart, infer={"event_dims": dims})
         prior = dist.MultivariateNormal(
-            jnp.broadcast_to(centre, (size,)), precision_matrix=u0 * Lambda
+            jnp.broadcast_to(centre, (size,)), precision_matrix=u0 * Lambda, validate_args=False
         )
         mu = sample("mu", prior, infer={"event_dims": dims[:1]})
     # one Cholesky factor for each expert, not for each row
-    root = dist.MultivariateNormal(mu, precision_matrix=Lambda).scale_tril
+    root = dist.MultivariateNormal(mu, precision_matrix=Lambda, validate_args=False).scale_tril
     x = _completed(x)
     with at.rows:  # checking the matrices of all rows would double the memory
         own = dist.MultivariateNormal(mu[z], scale_tril=root[z], validate_args=False)

@@ -4,28 +4,46 @@ Data are rows of features, or the entries of a matrix where the model takes entr
 """
 
 import inspect
+import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import xarray as xr
 from numpyro.distributions import constraints
 
 import zoo
 from gallery._dataset import Dataset
 from gallery._entries import Entries, read_entries
-from gallery._links import num_initial_components
+from gallery._links import Gaussian, Ordered, num_initial_components
 from gallery._standardise import Standardiser
-from gallery.commands.models import Options, find_model, kernel_name, parse, split, unknown
+from gallery.commands.columns import read_columns
+from gallery.commands.model_file import errors_of, is_file, short
+from gallery.commands.models import Options, find_model, kernel_name, parse, split
 from gallery.commands.request import Request, is_table
+from gallery.commands.wording import unknown
 from inference import Program
+from zoo.bsvd import ordered_probit
 
-__all__ = ["Inputs", "learn_entries", "read_data", "read_inputs", "start_entries", "takes_entries"]
+__all__ = [
+    "Inputs",
+    "entries_of",
+    "functions_for",
+    "has_real_entries",
+    "learn_link",
+    "read_data",
+    "read_inputs",
+    "saved_data",
+    "saved_inputs",
+    "start_entries",
+    "takes_entries",
+]
 
 
 class Inputs(NamedTuple):
-    """A request with its model, kernel and data; standardisers are None where nothing is scaled."""
+    """A request with its model, kernel and data; what does not apply is None."""
 
     request: Request
     entry: zoo.Entry
@@ -33,22 +51,79 @@ class Inputs(NamedTuple):
     options: Options
     data: Dataset
     features: Standardiser | None  # of the columns of x
-    entries: Standardiser | None  # of the real entries of a matrix
+    link: Gaussian | Ordered | None  # of the entries of a matrix, which it has coded
     arguments: dict[str, Any]  # of the model
 
 
-def read_inputs(request: Request) -> Inputs:
-    """Find the model and the kernel of a request, read its data, and bind the model's arguments."""
+def read_inputs(request: Request, data: Dataset | None = None) -> Inputs:
+    """Find the model and the kernel of a request, and bind the model's arguments.
+
+    Args:
+        request: what was asked for.
+        data: some of the rows of its data; None: all, which are read.
+    """
     entry = find_model(request.model)
     kernel = kernel_name(entry, request.kernel)
     options = split(parse(request.options), entry.model, kernel)
-    data = read_data(request, entry.model)
-    features = _learn_features(data, request.raw)
+    is_own = is_file(request.model)
+    if data is None:
+        data = read_data(request, entry.model)
+        data = _with_dummies(data) if request.dummies and not is_own else data
+    features = None if is_own else _learn_features(data, request.raw)
     arguments = _bind(entry, data, features, options.model)
-    entries = None if request.raw else learn_entries(entry.model, arguments)
-    if entries is not None:
-        arguments["value"] = entries.standardise(arguments["value"])
-    return Inputs(request, entry, kernel, options, data, features, entries, arguments)
+    if is_own:
+        _check_sites(request.model, entry.model, arguments)
+    link = learn_link(entry.model, arguments, request.raw)
+    if link is not None:
+        arguments["value"] = link.coded(entries_of(arguments)).value
+    if isinstance(link, Ordered):
+        del arguments["link"]  # without the number of levels
+        arguments = link.settings | arguments
+    return Inputs(request, entry, kernel, options, data, features, link, arguments)
+
+
+def _check_sites(name: str, model: Callable, arguments: Mapping[str, Any]) -> None:
+    """Trace a model file's model, so that its errors come before the fit."""
+    with errors_of(name, arguments):
+        latent = Program(model, **arguments).latent
+    if not latent:
+        raise ValueError(
+            f"model {short(name)}: found no latent site, wanted one to infer; write it by "
+            "numpyro.sample(...), without obs="
+        )
+
+
+def saved_inputs(tree: xr.DataTree) -> Inputs:
+    """Return the inputs of a fit from its saved run; features and entries are scaled already."""
+    request = Request.from_json(tree.attrs["command"])
+    entry = find_model(request.model)
+    kernel = kernel_name(entry, request.kernel)
+    options = split(parse(request.options), entry.model, kernel)
+    data = saved_data(tree)
+    scaled = None if is_file(request.model) or "x" not in data.arrays else Standardiser(0.0, 1.0)
+    return Inputs(
+        request, entry, kernel, options, data, None, None, _bind(entry, data, scaled, options.model)
+    )
+
+
+def saved_data(tree: xr.DataTree) -> Dataset:
+    """Return the arrays that the model of a saved run took, and the names of their columns."""
+    constant = tree["constant_data"].to_dataset()
+    names = lambda dim: tuple(map(str, constant[dim].values)) if dim in constant.coords else ()
+    return Dataset(
+        name=tree.attrs["data"],
+        title="",
+        arrays={
+            name: tree[group].dataset[variable].values
+            for name, (group, variable) in json.loads(tree.attrs["arrays"]).items()
+        },
+        feature_names=names("feature"),
+        class_names=names("class"),
+        target_name=tree.attrs.get("target", ""),
+        categories=json.loads(tree.attrs["categories"]),
+        dummies=json.loads(tree.attrs.get("dummies", "{}")),
+        dates=tuple(json.loads(tree.attrs.get("dates", "[]"))),
+    )
 
 
 def read_data(request: Request, model: Callable) -> Dataset:
@@ -61,10 +136,18 @@ def read_data(request: Request, model: Callable) -> Dataset:
             raise ValueError(f"--data {path}: a folder; name a CSV file in it")
         if not path.is_file():
             raise ValueError(f"--data {path}: no such file")
+        if is_file(request.model):
+            return read_columns(request, model)
         if takes_entries(model):
             return read_matrix(request.data, target=request.target)
-        has_classes = "num_classes" in inspect.signature(model).parameters
-        return read_csv(request.data, target=request.target, task=request.task, classes=has_classes)
+        return read_csv(
+            request.data,
+            target=request.target,
+            task=request.task,
+            classes="num_classes" in inspect.signature(model).parameters,
+            drop=(*request.drop, *([request.id] if request.id else [])),
+            columns=request.columns,
+        )
     from gallery.datasets import load, names
 
     if request.data not in names() and Path(request.data).is_dir():  # such as "."
@@ -72,6 +155,14 @@ def read_data(request: Request, model: Callable) -> Dataset:
             f"--data {request.data}: a folder; name a CSV file in it, or a data set of `zoo data`"
         )
     return load(request.data)
+
+
+def _with_dummies(data: Dataset) -> Dataset:
+    from gallery.tables import with_dummies
+
+    if not set(data.feature_names) & set(data.categories):
+        raise ValueError(f"--dummies: {data.name} has no feature of texts; leave it out")
+    return with_dummies(data)
 
 
 def takes_entries(model: Callable) -> bool:
@@ -93,53 +184,71 @@ def _learn_features(data: Dataset, is_raw: bool) -> Standardiser | None:
     return Standardiser(mean, scale)
 
 
-def learn_entries(model: Callable, arguments: Mapping[str, Any]) -> Standardiser | None:
-    """Learn the scale of the real entries of a matrix, for priors expect numbers about 1.
+def learn_link(
+    model: Callable, arguments: Mapping[str, Any], is_raw: bool = False
+) -> Gaussian | Ordered | None:
+    """Learn how the entries of a matrix are coded: as levels, or as standardised real numbers.
 
     Args:
         model: any model.
         arguments: keyword arguments of the model.
+        is_raw: whether real entries stay as they are.
 
     Returns:
-        The standardiser, or None where the model takes no entries or they are not real numbers.
+        The link, or None where the model takes entries as they are, or none.
     """
     if not takes_entries(model) or "value" not in arguments:
         return None
-    if not _has_real_entries(Program(model, **arguments)):
+    if arguments.get("link") is ordered_probit:
+        return Ordered.learn(entries_of(arguments))
+    if is_raw or not has_real_entries(Program(model, **arguments)):
         return None
-    return Standardiser.learn(np.asarray(arguments["value"]))
+    return Gaussian.learn(entries_of(arguments))
 
 
 def start_entries(
-    model: Callable, num_chains: int, arguments: Mapping[str, Any]
+    model: Callable,
+    num_chains: int,
+    arguments: Mapping[str, Any],
+    link: Gaussian | Ordered | None = None,
 ) -> dict[str, np.ndarray] | None:
-    """Return initial values for real entries, or None where a draw of the prior will do.
+    """Return initial values, or None where a draw of the prior will do.
 
-    As many components are switched on as the entries allow. From a draw of the prior, a chain
-    would have to add them one by one.
+    Levels start as the link says. Of real entries as many components are switched on as the entries
+    allow. From a draw of the prior, a chain would have to add them one by one.
 
     Args:
         model: a model that takes entries.
         num_chains: number of chains.
         arguments: keyword arguments of the model.
+        link: of the entries.
     """
-    program = Program(model, **arguments)
-    switches = [
-        site
-        for site in map(program.sites.__getitem__, program.latent)
-        if site.support is constraints.boolean
-    ]
-    if len(switches) != 1 or len(switches[0].shape) != 1 or not _has_real_entries(program):
-        return None
-    [width] = switches[0].shape
+    program, entries = Program(model, **arguments), entries_of(arguments)
+    if isinstance(link, Ordered):
+        start = link.start(entries, program)
+    else:
+        switches = [
+            site
+            for site in map(program.sites.__getitem__, program.latent)
+            if site.support is constraints.boolean
+        ]
+        if len(switches) != 1 or len(switches[0].shape) != 1 or not has_real_entries(program):
+            return None
+        [width] = switches[0].shape
+        is_on = np.arange(width) < num_initial_components(entries, width)
+        start = {switches[0].name: is_on.astype(int)}
+    chains = (num_chains,) if num_chains > 1 else ()
+    return {name: np.broadcast_to(one, chains + np.shape(one)) for name, one in start.items()}
+
+
+def entries_of(arguments: Mapping[str, Any]) -> Entries:
+    """Return the entries among the arguments of a model."""
     columns = (np.asarray(arguments[name]) for name in ("row", "column", "value"))
-    entries = Entries(*columns, None, arguments["shape"])
-    start = np.arange(width) < num_initial_components(entries, width)
-    shape = (num_chains, width) if num_chains > 1 else (width,)
-    return {switches[0].name: np.broadcast_to(start, shape).astype(int)}
+    return Entries(*columns, None, arguments["shape"])
 
 
-def _has_real_entries(program: Program) -> bool:
+def has_real_entries(program: Program) -> bool:
+    """Return whether a model observes real numbers alone."""
     return (
         len(program.observed) == 1
         and program.sites[program.observed[0]].support is constraints.real
@@ -151,10 +260,11 @@ def _bind(
 ) -> dict[str, Any]:
     """The model's keyword arguments, taken from the data by their names and from `--option`."""
     arrays = dict(data.arrays)
-    given = arrays | _num_classes(data) | _entries(data)
+    given = arrays | _num_classes(data) | _num_tasks(data) | _entries(data)
     if features is not None:
-        arrays["x"] = features.standardise(arrays["x"])
-        given |= {"x": arrays["x"], "component": _component(data, arrays["x"])}
+        arrays["x"] = given["x"] = features.standardise(arrays["x"])
+    if features is not None or (data.feature_names and "x" in arrays):
+        given["component"] = _component(data, arrays["x"])
     parameters = {
         name: p
         for name, p in inspect.signature(entry.model).parameters.items()
@@ -205,6 +315,7 @@ def _entries(data: Dataset) -> dict[str, Any]:
         "column": entries.column,
         "value": entries.value,
         "shape": entries.shape,
+        "counts": np.ones(len(entries.value), bool),
     }
 
 
@@ -218,8 +329,8 @@ def _refuse_texts(name: str, data: Dataset) -> None:
             shown = ", ".join(map(repr, texts[:3])) + (", ..." if len(texts) > 3 else "")
             raise ValueError(
                 f"--data {data.name}: column {column!r} holds texts ({shown}), which {name} would "
-                "take for numbers, in alphabetical order. Write a column of 0 and 1 for each text, "
-                "or choose a model of texts: aclass"
+                "take for numbers, in alphabetical order. Give --dummies, which makes each text a "
+                f"column of 0 and 1, or --drop {column}, or choose a model of texts: aclass"
             )
 
 
@@ -238,15 +349,24 @@ def _component(data: Dataset, x: np.ndarray) -> Callable:
     )
 
 
-def _function(option: inspect.Parameter, name: Any, model: Callable) -> Callable:
-    """The function of that name in the model's file, with the signature of the default."""
+def functions_for(option: inspect.Parameter, model: Callable) -> dict[str, Callable]:
+    """Return the functions of a model's file that may stand for an argument, by their names.
+
+    Args:
+        option: an argument whose default is a function; the others have its signature.
+        model: the model.
+    """
     wanted = _required(option.default)
     functions = inspect.getmembers(sys.modules[model.__module__], inspect.isfunction)
-    known = {
+    return {
         each: function
         for each, function in functions
         if not each.startswith("_") and _required(function)[: len(wanted)] == wanted
     }
+
+
+def _function(option: inspect.Parameter, name: Any, model: Callable) -> Callable:
+    known = functions_for(option, model)
     if name not in known:
         raise ValueError(unknown(option.name, str(name), known))
     return known[name]
@@ -263,3 +383,11 @@ def _num_classes(data: Dataset) -> dict[str, int]:
     if y is not None and y.dtype.kind in "iu" and y.ndim == 1:
         return {"num_classes": int(y.max()) + 1}
     return {}
+
+
+def _num_tasks(data: Dataset) -> dict[str, int]:
+    """The tasks of a table, of which a part of its rows may lack some."""
+    if "task" not in data.arrays:
+        return {}
+    names = [each for column, each in data.categories.items() if column not in data.feature_names]
+    return {"num_tasks": len(names[0]) if names else int(data["task"].max()) + 1}

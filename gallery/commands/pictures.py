@@ -1,20 +1,58 @@
 """`zoo plot`, and the picture of `zoo fit --plot`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
 
-from gallery.commands.model_pictures import is_history, plot_history, plot_matrix
+from gallery.commands.findings import class_contrasts
+from gallery.commands.model_pictures import (
+    is_history,
+    is_small_matrix,
+    plot_classes,
+    plot_entries,
+    plot_history,
+    plot_matrix,
+)
 from gallery.commands.request import check_picture
 from gallery.commands.runs import main_variables, open_run, select
 
-__all__ = ["draw", "plot"]
+__all__ = ["draw", "kinds", "plot"]
 
-# kind -> scalars that one picture holds, and inches for each
-ROWS = {"trace_dist": (8, 1.35), "dist": (12, 0.6), "forest": (30, 0.32), "rank": (12, 0.6)}
+
+class _Scalars(NamedTuple):
+    """How ArviZ's plot of the scalars of a posterior is laid out."""
+
+    most: int  # scalars of one picture
+    inches: float  # of height for each of them
+    options: Mapping[str, Any] = {}
+
+
+BY_SCALARS = {
+    "trace_dist": _Scalars(8, 1.35, {"compact": False}),
+    "trace": _Scalars(8, 1.0, {"col_wrap": 2}),
+    "dist": _Scalars(12, 0.6, {"col_wrap": 3}),
+    "forest": _Scalars(30, 0.32, {"labels": ["quantity"]}),
+    "ridge": _Scalars(30, 0.32, {"labels": ["quantity"]}),
+    "rank": _Scalars(12, 0.6, {"col_wrap": 3}),
+    "rank_dist": _Scalars(8, 1.35, {"compact": False}),
+    "autocorr": _Scalars(12, 0.6, {"col_wrap": 3}),
+    "ess": _Scalars(12, 0.6, {"col_wrap": 3}),
+    "ess_evolution": _Scalars(12, 0.6, {"col_wrap": 3}),
+    "mcse": _Scalars(12, 0.6, {"col_wrap": 3}),
+    "pair": _Scalars(5, 1.6),
+    "parallel": _Scalars(12, 0.3, {"norm_method": "normal"}),
+}
+# ArviZ's plots of the observed rows -> groups of the tree that they need
+BY_ROWS = {
+    "ppc_dist": ("posterior_predictive",),
+    "ppc_pit": ("posterior_predictive",),
+    "loo_pit": ("posterior_predictive", "log_likelihood"),
+    "khat": ("log_likelihood",),
+}
 
 
 def plot(args: Any) -> int:
@@ -35,8 +73,7 @@ def draw(
     Args:
         tree: a run.
         path: the file; its ending is the format.
-        kind: None: the first of elbo, evidence, partition, matrix, history that the run has, else
-            trace_dist.
+        kind: one of `kinds`. None: what was found, by classes or by entries, else trace_dist.
         names: variables; None: the main ones.
     """
     import matplotlib
@@ -44,30 +81,17 @@ def draw(
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else xr.Dataset()
-    # kind -> whether the run has it, and the function that draws it
-    own: dict[str, tuple[bool, Callable[[], tuple[Any, str]]]] = {
-        "elbo": ("elbo" in stats, lambda: _elbo(tree)),
-        "evidence": ("insertion_rank" in stats, lambda: _evidence(tree)),
-        "partition": ("partition" in tree.attrs, lambda: _partition(tree)),
-        "matrix": ("entries" in tree.attrs, lambda: plot_matrix(tree)),
-        "history": (is_history(tree), lambda: plot_history(tree)),
-    }
-    kind = kind or next((name for name, (is_there, _) in own.items() if is_there), "trace_dist")
-    if kind in ("matrix", "history") and not own[kind][0]:
+    each = kinds(tree, names or main_variables(tree))
+    known = [name for name, draws in each.items() if draws is not None]
+    kind = kind or next(name for name in ("classes", "entries", "trace_dist") if name in known)
+    draws = each[kind]
+    if draws is None:
         raise ValueError(
-            f"--kind {kind}: {tree.attrs.get('model', 'the model')} has none. Choose another kind"
-        )
-    wanted = {"energy": "energy", "elbo": "elbo", "evidence": "insertion_rank"}
-    if kind in wanted and wanted[kind] not in stats:
-        found = ", ".join(map(str, stats.data_vars)) or "none"
-        raise ValueError(
-            f"--kind {kind}: the run has no such statistic; it has {found}. Choose another kind"
+            f"--kind {kind}: this run of {tree.attrs.get('model', 'a model')} has none; choose one "
+            f"of {', '.join(known)}"
         )
     with plt.rc_context({"font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9}):
-        figure, note = (
-            own[kind][1]() if kind in own else _by_arviz(tree, kind, names or main_variables(tree))
-        )
+        figure, note = draws(tree)
         data = f" on {tree.attrs['data']}" if tree.attrs.get("data") else ""
         figure.suptitle(
             f"{tree.attrs.get('model') or 'a model'}{data}, {tree.attrs.get('kernel', '')}{note}",
@@ -77,39 +101,82 @@ def draw(
         plt.close(figure)
 
 
-def _by_arviz(tree: xr.DataTree, kind: str, names: list[str]) -> tuple[Any, str]:
-    """ArviZ's picture of the run, and a note for the title where some scalars are left out."""
+def kinds(
+    tree: xr.DataTree, names: list[str]
+) -> dict[str, Callable[[xr.DataTree], tuple[Any, str]] | None]:
+    """Return the kinds of pictures, each with the function that draws it; None: the run has none.
+
+    A function returns a figure, and a note for its title.
+
+    Args:
+        tree: a run.
+        names: variables of the kinds that show scalars of the posterior.
+    """
+    stats = set(_stats(tree))
+    has_partition = "partition" in tree.attrs
+    own = {
+        "classes": (class_contrasts(tree) is not None, plot_classes),
+        "entries": ("entries" in tree.attrs, plot_entries),
+        "matrix": (is_small_matrix(tree), plot_matrix),
+        "history": (is_history(tree), plot_history),
+        "partition": (has_partition, _partition),
+        "groups": (has_partition, _groups),
+        "particles": (has_partition and "ess" in stats, _particles),
+        "elbo": ("elbo" in stats, partial(_by_diagnostics, "plot_elbo")),
+        "evidence": ("log_evidence" in stats, partial(_by_diagnostics, "plot_evidence")),
+        "insertion": ("insertion_rank" in stats, _insertion),
+        "energy": ("energy" in stats, partial(_by_arviz, "energy")),
+    }
+    of_rows = {name: (_suits(tree, name), partial(_by_arviz, name)) for name in BY_ROWS}
+    of_scalars = {name: (True, partial(_by_scalars, name, names)) for name in BY_SCALARS}
+    every = own | of_scalars | of_rows
+    return {name: draws if is_there else None for name, (is_there, draws) in every.items()}
+
+
+def _suits(tree: xr.DataTree, kind: str) -> bool:
+    """Whether the run has one observed quantity, a real one where its value is plotted."""
+    needed = ("observed_data", *BY_ROWS[kind])
+    if not set(needed) <= set(tree.children):
+        return False
+    if any(len(tree[name].data_vars) != 1 for name in needed):
+        return False
+    [observed] = tree["observed_data"].data_vars.values()
+    return kind == "khat" or observed.dtype.kind == "f"
+
+
+def _stats(tree: xr.DataTree) -> xr.Dataset:
+    return tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else xr.Dataset()
+
+
+def _by_arviz(kind: str, tree: xr.DataTree) -> tuple[Any, str]:
+    import arviz as az
+
+    shown = az.loo(tree, pointwise=True) if kind == "khat" else tree
+    size = {"figsize": (7.0, 4.0), "layout": "constrained"}
+    drawn = getattr(az, f"plot_{kind}")(shown, backend="matplotlib", figure_kwargs=size)
+    return drawn.get_viz("figure"), ""
+
+
+def _by_scalars(kind: str, names: list[str], tree: xr.DataTree) -> tuple[Any, str]:
+    """ArviZ's picture of some scalars, and a note where others are left out."""
     import arviz as az
     from arviz_base.labels import NoVarLabeller
 
-    if kind == "energy":
-        size, note, shown = (6.0, 4.0), "", tree
-    else:
-        limit, inches = ROWS[kind]
-        elements, total = _elements(tree["posterior"].to_dataset(), names, limit)
-        groups = {"posterior": elements.to_dataset()} | {
-            name: group.to_dataset()
-            for name, group in tree.children.items()
-            if name == "sample_stats"
-        }
-        shown = xr.DataTree.from_dict(groups)
-        rows = elements.sizes["quantity"]
-        size = (9.0, 1.0 + inches * max(rows, 2))
-        note = "" if rows == total else f": {rows} of {total} quantities"
-    options: dict[str, Any] = {"figure_kwargs": {"figsize": size, "layout": "constrained"}}
-    if kind != "energy":
-        options |= {"labeller": NoVarLabeller()}
-    options |= {
-        "trace_dist": {"compact": False},
-        "forest": {"labels": ["quantity"]},
-        "dist": {"col_wrap": 3},
-        "rank": {"col_wrap": 3},
-    }.get(kind, {})
-    drawn = getattr(az, f"plot_{kind}")(shown, backend="matplotlib", **options)
+    most, inches, options = BY_SCALARS[kind]
+    elements, total = _elements(tree["posterior"].to_dataset(), names, most)
+    groups = {"posterior": elements.to_dataset(), "sample_stats": _stats(tree)}
+    rows = elements.sizes["quantity"]
+    drawn = getattr(az, f"plot_{kind}")(
+        xr.DataTree.from_dict(groups),
+        backend="matplotlib",
+        labeller=NoVarLabeller(),
+        figure_kwargs={"figsize": (9.0, 1.0 + inches * max(rows, 2)), "layout": "constrained"},
+        **options,
+    )
     figure = drawn.get_viz("figure")
     if kind == "trace_dist":
         _label_rows(figure)
-    return figure, note
+    return figure, "" if rows == total else f": {rows} of {total} quantities"
 
 
 def _label_rows(figure: Any) -> None:
@@ -124,81 +191,84 @@ def _label_rows(figure: Any) -> None:
             axes.set_xlabel("")
 
 
-def _elbo(tree: xr.DataTree) -> tuple[Any, str]:
-    import matplotlib.pyplot as plt
+def _by_diagnostics(function: str, tree: xr.DataTree) -> tuple[Any, str]:
+    import diagnostics
 
-    from diagnostics import plot_elbo
-
-    figure, axes = plt.subplots(figsize=(7.0, 3.6), layout="constrained")
-    plot_elbo(tree, ax=axes)
+    figure, axes = _panel()
+    getattr(diagnostics, function)(tree, ax=axes)
     return figure, ""
 
 
-def _evidence(tree: xr.DataTree) -> tuple[Any, str]:
-    """The growth of the log-evidence, and the insertion ranks of new points, which are uniform
-    in a correct run.
-    """
+def _panel(width: float = 7.0) -> tuple[Any, Any]:
     import matplotlib.pyplot as plt
 
-    from diagnostics import plot_evidence, report
+    return plt.subplots(figsize=(width, 4.0), layout="constrained")
 
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(10.0, 4.0), width_ratios=(1.5, 1), layout="constrained"
-    )
-    plot_evidence(tree, ax=left)
+
+def _insertion(tree: xr.DataTree) -> tuple[Any, str]:
+    """The insertion ranks of new points, which are uniform in a correct run."""
+    from diagnostics import report
+
+    figure, axes = _panel()
     ranks = tree["sample_stats"]["insertion_rank"].transpose("chain", ...).values
     size = int(np.max(tree.attrs.get("num_live_of_replicates", tree.attrs.get("num_live"))))
     for chain, each in enumerate(ranks.reshape(len(ranks), -1)):
         seen = np.cumsum(np.bincount(each[each >= 0], minlength=size)) / max(1, (each >= 0).sum())
-        right.plot(
+        axes.plot(
             np.arange(1, size + 1),
             seen - np.arange(1, size + 1) / size,
             lw=1,
             label=f"replicate {chain}",
         )
-    right.axhline(0, color="0.3", lw=1, ls="--")
+    axes.axhline(0, color="0.3", lw=1, ls="--")
     p = report(tree)["insertion ranks"].figures.get("p", np.nan)
-    right.set(
+    axes.set(
         xlabel="insertion rank among the live points",
         ylabel="share at or below it, minus uniform",
         title=f"p = {p:.2g}",
     )
-    right.legend(frameon=False, fontsize="small")
+    axes.legend(frameon=False, fontsize="small")
     return figure, ""
 
 
 def _partition(tree: xr.DataTree) -> tuple[Any, str]:
-    """The co-clustering matrix, the number of groups, and the effective sample size of particles
-    at each row.
-    """
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import MaxNLocator
+    """The co-clustering matrix."""
+    from diagnostics import partition_of, plot_partition
 
-    from diagnostics import num_groups, partition_of, plot_partition
-
-    labels = partition_of(tree)
-    every = labels.transpose("chain", "draw", ...)
+    every = partition_of(tree).transpose("chain", "draw", ...)
     rows, draws = every.shape[-1], every.shape[0] * every.shape[1]
     some = every[:, :: -(-draws // 400), :: -(-rows // 600)]  # as many as a picture can show
-    figure = plt.figure(figsize=(10.0, 4.4), layout="constrained")
-    grid = figure.add_gridspec(2, 2, width_ratios=(1.15, 1))
-    plot_partition(some, ax=figure.add_subplot(grid[:, 0]))
-    counts, stats = num_groups(labels), tree["sample_stats"].to_dataset()
-    over = figure.add_subplot(grid[0, 1] if "ess" in stats else grid[:, 1])
-    over.bar(counts["groups"], counts, color="#4477aa")
-    over.set(
+    figure, axes = _panel(5.6)
+    plot_partition(some, ax=axes)
+    return figure, "" if some.shape[-1] == rows else f": {some.shape[-1]} of {rows} rows"
+
+
+def _groups(tree: xr.DataTree) -> tuple[Any, str]:
+    """The posterior of the number of groups."""
+    from matplotlib.ticker import MaxNLocator
+
+    from diagnostics import num_groups, partition_of
+
+    counts = num_groups(partition_of(tree))
+    figure, axes = _panel()
+    axes.bar(counts["groups"], counts, color="#4477aa")
+    axes.set(
         xlabel="groups of all classes",
         ylabel="posterior probability",
         xlim=(np.flatnonzero(counts)[0] + 0.4, len(counts) + 0.6),
     )
-    over.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if "ess" in stats:
-        below = figure.add_subplot(grid[1, 1])
-        for chain, path in enumerate(stats["ess"].transpose("chain", ...).values):
-            below.plot(path, lw=1, label=f"replicate {chain}")
-        below.set(xlabel="row", ylabel="effective particles", ylim=(0, None))
-        below.legend(frameon=False, fontsize="small", ncols=2)
-    return figure, "" if some.shape[-1] == rows else f": {some.shape[-1]} of {rows} rows"
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure, ""
+
+
+def _particles(tree: xr.DataTree) -> tuple[Any, str]:
+    """The effective sample size of the particles at each row."""
+    figure, axes = _panel()
+    for chain, path in enumerate(tree["sample_stats"]["ess"].transpose("chain", ...).values):
+        axes.plot(path, lw=1, label=f"replicate {chain}")
+    axes.set(xlabel="row", ylabel="effective particles", ylim=(0, None))
+    axes.legend(frameon=False, fontsize="small", ncols=2)
+    return figure, ""
 
 
 def _elements(posterior: xr.Dataset, names: Sequence[str], limit: int) -> tuple[xr.DataArray, int]:

@@ -1,9 +1,10 @@
 """`zoo predict`: class probabilities of new rows, or entries of a matrix, from a saved run."""
 
 import csv
+import inspect
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,28 @@ import numpy as np
 import xarray as xr
 from jax import Array, random
 
+from gallery._dataset import Dataset
 from gallery._standardise import Standardiser
-from gallery.commands.models import find_model
+from gallery.commands.columns import new_rows
+from gallery.commands.inputs import saved_data
+from gallery.commands.model_file import RESPONSE, check_unchanged, errors_of, is_file
+from gallery.commands.models import NONE, find_model, parse
 from gallery.commands.predictive import (
-    REFITTED,
     draws_of,
     has_predictive,
     mixture_probabilities,
     predicted_entries,
     predictive_probabilities,
-    refitted_probabilities,
+    state_probabilities,
 )
 from gallery.commands.request import check_distinct, check_writable
-from gallery.commands.runs import open_run, row_dims
-from gallery.tables import read_features
+from gallery.commands.runs import BY_STATE, open_run, row_dims, waiting
+from gallery.tables import read_features, read_table
 from inference import Program
 from inference.program.compiling import compiled
+from inference.program.sites import unwrap
 
-__all__ = ["predict", "site_probabilities"]
+__all__ = ["predict", "predictions", "saved_columns", "site_probabilities"]
 
 SEED = 0  # for latent sites of new rows, which the posterior does not hold
 
@@ -41,59 +46,131 @@ def predict(args: Any) -> int:
     if args.output is not None:
         check_writable(Path(args.output), "-o", args.force)
     tree = open_run(args.run)
+    options, is_own = parse(args.option), is_file(tree.attrs.get("model", ""))
+    if options and not is_own:
+        raise ValueError(
+            f"--option {next(iter(options))}: only a run of a model file takes it; leave it out"
+        )
     if "entries" in tree.attrs:
         return _predict_entries(tree, args)
-    features, standardiser, class_names = _columns(tree, args.run)
-    categories = json.loads(tree.attrs["categories"])
-    x = read_features(args.table, features, categories)
-    z = standardiser.standardise(x)
-    if tree.attrs.get("kernel") in REFITTED:
-        probabilities = refitted_probabilities(tree, z, _by_row(tree, args.table, categories))
-    elif tree.attrs.get("kernel") == "ConditionalGibbs":
-        probabilities = mixture_probabilities(tree, z)
-    elif has_predictive(tree):
-        probabilities = predictive_probabilities(tree, z)
+    if is_own:
+        check_unchanged(tree.attrs)
+        data = saved_data(tree)
+        rows, class_names = _own_rows(tree, data, args.table), list(data.class_names)
+        features = [
+            name
+            for argument, values in rows.items()
+            for name in (data.feature_names if values.ndim == 2 else [argument])
+        ]
+        x = np.column_stack([np.empty((len(read_table(args.table).rows), 0)), *rows.values()])
     else:
-        draws = draws_of(tree, without=row_dims(tree))
-        program = _program(tree, z, draws)
-        site = _target(tree, program)
-        probabilities = site_probabilities(program, site, draws)
-    if probabilities is None:
-        header, columns = ["mean", "std"], np.stack(_moments(program, site, draws), axis=1)
-        labels = None
+        features, standardiser, class_names = saved_columns(tree, args.run)
+        categories = json.loads(tree.attrs["categories"])
+        dummies = json.loads(tree.attrs.get("dummies", "{}"))
+        x = read_features(args.table, features, categories, dummies)
+        rows = {"x": standardiser.standardise(x)} | _by_row(tree, args.table, categories)
+    advice = "A number that counts rows is given anew: zoo predict ... --option J=8."
+    with waiting("predicting"), errors_of(tree.attrs["model"], rows | options, advice):
+        columns, is_classes = predictions(tree, rows, options)
+    labels = None
+    if not is_classes:
+        header = ["mean", "std"]
     else:
         header = (
             list(class_names)
-            if len(class_names) == probabilities.shape[1]
-            else [str(k) for k in range(probabilities.shape[1])]
+            if len(class_names) == columns.shape[1]
+            else [str(k) for k in range(columns.shape[1])]
         )
-        columns, labels = probabilities, [header[k] for k in probabilities.argmax(axis=1)]
+        labels = [header[k] for k in columns.argmax(axis=1)]
     _refuse_nan(columns, x, features, tree.attrs["model"], args.table)
-    return _write_table(args.output, header, columns, labels)
+    request = json.loads(tree.attrs.get("command", "{}"))
+    ids = [request["id"]] if request.get("id") else []
+    return _write_table(args.output, _texts_of(args.table, ids), header, columns, labels)
+
+
+def predictions(
+    tree: xr.DataTree, rows: Mapping[str, np.ndarray], options: Mapping[str, Any] = NONE
+) -> tuple[np.ndarray, bool]:
+    """Return what a run predicts of new rows, and whether this is a class.
+
+    Args:
+        tree: a run.
+        rows: the arguments of the model with an entry for each new row: features, standardised
+            where the fit did so, and others, such as the task.
+        options: numbers among the arguments that are others than at the fit.
+
+    Returns:
+        Class probabilities [row, class], or mean and standard deviation [row, 2] of a quantity.
+    """
+    kernel, is_own = tree.attrs.get("kernel"), is_file(tree.attrs["model"])
+    if not is_own or "num_classes" in json.loads(tree.attrs["arguments"]):
+        if kernel in BY_STATE:
+            return state_probabilities(tree, rows), True
+        if kernel == "ConditionalGibbs":
+            return mixture_probabilities(tree, rows), True
+    if not is_own and has_predictive(tree):
+        return predictive_probabilities(tree, rows["x"]), True
+    draws = draws_of(tree, without=row_dims(tree))
+    program = _program(tree, rows, options, draws)
+    site = _target(tree, program)
+    draws = {name: values for name, values in draws.items() if name in program.latent}
+    probabilities = site_probabilities(program, site, draws)
+    if probabilities is not None:
+        return probabilities, True
+    return np.stack(_moments(program, site, draws), axis=1), False
+
+
+def _own_rows(tree: xr.DataTree, data: Dataset, path: str) -> dict[str, np.ndarray]:
+    """The arguments of a model file for new rows, given those of the fit."""
+    groups = json.loads(tree.attrs["arrays"])
+    observed = [
+        each
+        for each, (group, _) in groups.items()
+        if group == "observed_data" and data[each].ndim == 1  # a model may observe the features too
+    ]
+    return new_rows(path, data, {*observed, *RESPONSE}, tree.attrs["model"])
 
 
 def _predict_entries(tree: xr.DataTree, args: Any) -> int:
     """The table names the row and the column of each entry."""
-    places = read_features(
-        args.table, json.loads(tree.attrs["entries"]), json.loads(tree.attrs["categories"])
-    )
+    items = json.loads(tree.attrs["entries"])
+    places = read_features(args.table, items, json.loads(tree.attrs["categories"]))
     if np.isnan(places).any():
         raise ValueError(
             f"{args.table}: line {int(np.argmax(np.isnan(places).any(1))) + 2} does not say which "
             "entry it asks for"
         )
-    found = predicted_entries(tree, *places.astype(int).T)
-    return _write_table(args.output, ["mean", "std"], np.stack(found, axis=1), None)
+    with waiting("predicting"):
+        found = predicted_entries(tree, *places.astype(int).T)
+    keys = _texts_of(args.table, items)
+    return _write_table(args.output, keys, ["mean", "std"], np.stack(found, axis=1), None)
+
+
+def _texts_of(path: str, names: Sequence[str]) -> dict[str, list[str]]:
+    """Columns of the table that name its rows, as they stand there; those that it has."""
+    if not names:
+        return {}
+    table = read_table(path)
+    return {name: table.column(name) for name in names if name in table.header}
 
 
 def _write_table(
-    path: str | None, header: list[str], columns: np.ndarray, labels: list[str] | None
+    path: str | None,
+    keys: dict[str, list[str]],
+    header: list[str],
+    columns: np.ndarray,
+    labels: list[str] | None,
 ) -> int:
+    each = [
+        *keys.items(),
+        *zip(header, ([f"{value:.6g}" for value in column] for column in columns.T), strict=True),
+        *([] if labels is None else [("predicted", labels)]),
+    ]
     if path is None:
-        _write(sys.stdout, header, columns, labels)
+        _write(sys.stdout, each)
     else:
         with open(path, "w", encoding="utf-8", newline="") as file:
-            _write(file, header, columns, labels)
+            _write(file, each)
         print(f"saved {path}: {len(columns)} rows")
     return 0
 
@@ -118,7 +195,8 @@ def site_probabilities(program: Program, site: str, draws: dict[str, Array]) -> 
     jax.eval_shape(
         lambda values, key: found.append(program.trace(values, key)[site]["fn"]), first, keys[0]
     )
-    if not found[0].has_enumerate_support or found[0].event_dim:
+    is_count = hasattr(unwrap(found[0]), "total_count")  # a quantity, as that of a Binomial
+    if not found[0].has_enumerate_support or found[0].event_dim or is_count:
         return None
 
     def of(values: dict[str, Array], key: Array) -> Array:
@@ -148,8 +226,13 @@ def _moments(program: Program, site: str, draws: dict[str, Array]) -> tuple[np.n
     return drawn.mean(axis=0), drawn.std(axis=0)
 
 
-def _columns(tree: xr.DataTree, path: str) -> tuple[list[str], Standardiser, list[str]]:
-    """Names of the features, their standardiser, and names of the classes."""
+def saved_columns(tree: xr.DataTree, path: str) -> tuple[list[str], Standardiser, list[str]]:
+    """Return names of the features, their standardiser, and names of the classes.
+
+    Args:
+        tree: a run on a table.
+        path: of its file, for the error of another run.
+    """
     constant = (
         tree["constant_data"].to_dataset() if "constant_data" in tree.children else xr.Dataset()
     )
@@ -179,15 +262,24 @@ def _by_row(
     return {"task": read_features(path, [tree.attrs["task"]], categories)[:, 0].astype(int)}
 
 
-def _program(tree: xr.DataTree, x: np.ndarray, draws: dict[str, Array]) -> Program:
+def _program(
+    tree: xr.DataTree,
+    rows: Mapping[str, np.ndarray],
+    options: Mapping[str, Any],
+    draws: dict[str, Array],
+) -> Program:
     """The model on new rows, without a target.
 
     Sites that the model observes (features with a density) may depend on the draws alone. Then the
     target, given features and draws, has the distribution of its own site.
     """
     entry = find_model(tree.attrs["model"])
+    given = rows | json.loads(tree.attrs["arguments"]) | dict(options)
+    if is_file(tree.attrs["model"]):  # where it has no default, the target is None
+        parameters = inspect.signature(entry.model).parameters.values()
+        given |= {p.name: None for p in parameters if p.default is p.empty and p.name not in given}
     try:
-        program = Program(entry.model, x=x, **json.loads(tree.attrs["arguments"]))
+        program = Program(entry.model, **given)
     except TypeError as error:
         raise ValueError(
             f"predict: {error} The command predicts with models of `x` and numbers alone"
@@ -233,10 +325,6 @@ def _refuse_nan(
         raise ValueError(f"{path}: no prediction for row {bad[0] + 1} of {len(x)}: {why}")
 
 
-def _write(file: Any, header: list[str], columns: np.ndarray, labels: list[str] | None) -> None:
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(header + ([] if labels is None else ["predicted"]))
-    for row, values in enumerate(columns):
-        writer.writerow(
-            [f"{value:.6g}" for value in values] + ([] if labels is None else [labels[row]])
-        )
+def _write(file: Any, each: Sequence[tuple[str, list[str]]]) -> None:
+    rows = zip(*(cells for _, cells in each), strict=True)
+    csv.writer(file, lineterminator="\n").writerows([[name for name, _ in each], *rows])

@@ -1,14 +1,13 @@
 """Predictions of saved runs: draws of the posterior, class probabilities, entries of a matrix.
 
-Some kernels know more than the draws of their run hold. Those runs are repeated, which gives the
-same state.
+A run holds all that they need: the data, and the final state of a kernel that knows more than its
+draws. Neither the table of the fit nor another fit is needed.
 """
 
 import inspect
 import json
 import sys
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,31 +15,27 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jax import Array, random
-from jax.scipy.special import logsumexp
 
-from gallery._links import Gaussian
+from gallery._links import Gaussian, Ordered
+from gallery._saving import unpacked
 from gallery._standardise import Standardiser
-from gallery.commands.inputs import Inputs, read_inputs
+from gallery.commands.inputs import saved_inputs
 from gallery.commands.models import find_model, in_precision, make_kernel
-from gallery.commands.request import Request, is_table
-from inference import CoordinateAscent, Driver, ParticleFilter, Program
+from inference import CoordinateAscent, ParticleFilter, Program
 from inference.kernels.conditional_gibbs.kernel import AssignmentDraws
 from inference.program.compiling import compiled
 from inference.reading.crossed import chunks
 from inference.reading.stick_mixture.read import read_assignment
 
 __all__ = [
-    "REFITTED",
     "draws_of",
     "entries_link",
     "has_predictive",
     "mixture_probabilities",
     "predicted_entries",
     "predictive_probabilities",
-    "refitted_probabilities",
+    "state_probabilities",
 ]
-
-REFITTED = ("CoordinateAscent", "ParticleFilter")
 
 
 def draws_of(tree: xr.DataTree, without: Collection[str] = ()) -> dict[str, Array]:
@@ -60,59 +55,47 @@ def draws_of(tree: xr.DataTree, without: Collection[str] = ()) -> dict[str, Arra
     }
 
 
-def refitted_probabilities(
-    tree: xr.DataTree, x: np.ndarray, by_row: Mapping[str, np.ndarray]
-) -> np.ndarray:
-    """Return class probabilities of new rows from a repeated run. Cost: that of the fit.
+def state_probabilities(tree: xr.DataTree, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return class probabilities of new rows from the final states of a kernel in `BY_STATE`.
 
     Args:
-        tree: a saved run of a kernel in `REFITTED`.
-        x: standardised features [row, feature].
-        by_row: other arguments of the model with one entry a row, such as the task.
+        tree: a saved run.
+        rows: the arguments of the model with an entry for each new row: features, standardised
+            where the fit did so, and others, such as the task.
 
     Returns:
         p(class | row), [row, class].
     """
-    inputs = _inputs_of(tree)
-    driver_options = inputs.options.driver
-    driver = Driver(
-        make_kernel(inputs.kernel, inputs.entry.model, **inputs.options.kernel),
-        **{
-            key: driver_options[key]
-            for key in ("num_warmup", "num_chains")
-            if key in driver_options
-        },
-        num_samples=0,
-        progress_bar=False,
-    )
+    if "states" not in tree.children:
+        raise ValueError(
+            "predict: the run holds no state of its kernel, as one of another version or one that "
+            "an error ended. Fit anew."
+        )
+    inputs = saved_inputs(tree)
+    kernel = make_kernel(inputs.kernel, inputs.entry.model, **inputs.options.kernel)
     with in_precision(inputs.kernel, inputs.arguments):
-        again = driver.run(inputs.request.seed, **inputs.arguments)
-        if not np.isclose(_evidence(again), _evidence(tree), rtol=1e-5, atol=0):
-            raise ValueError(
-                f"predict: the fit of {inputs.request.data_name} was repeated and gives another "
-                "evidence: the run ended early, or the data or the model have changed. Fit anew."
-            )
         program = Program(inputs.entry.model, **inputs.arguments)
-        return _normalised(_joint(driver, program, x, by_row))
+        reading, _ = kernel.read(program)
+        states = unpacked(tree["states"].to_dataset())
+        return _normalised(_joint(kernel, states, reading, program, rows))
 
 
-def mixture_probabilities(tree: xr.DataTree, x: np.ndarray) -> np.ndarray:
+def mixture_probabilities(tree: xr.DataTree, rows: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return class probabilities of new rows from draws of `ConditionalGibbs`.
 
     Args:
         tree: a saved run.
-        x: standardised features [row, feature].
+        rows: as in `state_probabilities`.
 
     Returns:
         p(class | row), [row, class]. Cost: that of a sweep over the new rows for each draw.
     """
-    inputs = _inputs_of(tree)
+    inputs = saved_inputs(tree)
     with in_precision(inputs.kernel, inputs.arguments):
         program = Program(inputs.entry.model, **inputs.arguments)
         given = AssignmentDraws(inputs.entry.model, read_assignment(program))
-        new = _with_each_label(program, x, {})
-        found = given.predict(draws_of(tree), new).log_label
-        return _normalised(np.asarray(found, float).reshape(-1, len(x)).T)
+        found = given.predict(draws_of(tree), _with_each_label(program, rows)).log_label
+        return _normalised(np.asarray(found, float).reshape(-1, _size(rows)).T)
 
 
 def has_predictive(tree: xr.DataTree) -> bool:
@@ -130,7 +113,7 @@ def predictive_probabilities(tree: xr.DataTree, x: np.ndarray) -> np.ndarray:
     Returns:
         p(class | row), [row, class], averaged over at most 400 draws.
     """
-    inputs = _inputs_of(tree)
+    inputs = saved_inputs(tree)
     model, arguments = inputs.entry.model, inputs.arguments
     if np.isnan(x).any():
         raise ValueError(
@@ -148,8 +131,10 @@ def predictive_probabilities(tree: xr.DataTree, x: np.ndarray) -> np.ndarray:
         return np.asarray(predict(random.key(0), draws, np.asarray(arguments["x"]), x, **settings))
 
 
-def entries_link(tree: xr.DataTree) -> Gaussian:
-    """Return the link that standardised the entries of a run."""
+def entries_link(tree: xr.DataTree) -> Gaussian | Ordered:
+    """Return the link that coded the entries of a run."""
+    if "levels" in tree.attrs:
+        return Ordered(tuple(np.asarray(tree.attrs["levels"]).tolist()))
     shift, scale = (float(tree.attrs.get(*each)) for each in (("shift", 0.0), ("scale", 1.0)))
     return Gaussian(Standardiser(shift, scale))
 
@@ -167,6 +152,9 @@ def predicted_entries(
         columns: column of each entry.
     """
     model, given = find_model(tree.attrs["model"]).model, json.loads(tree.attrs["arguments"])
+    link = entries_link(tree)
+    if isinstance(link, Ordered):
+        given = link.settings | given
     for place, size in zip((rows, columns), given["shape"], strict=True):
         if len(place) and not 0 <= place.min() <= place.max() < size:
             raise ValueError(
@@ -192,60 +180,45 @@ def predicted_entries(
 
     index = np.asarray(chunks(len(rows), 8192))
     draw = compiled(at, rows[index[0]], columns[index[0]])
-    parts = [np.asarray(draw(rows[chunk], columns[chunk])) for chunk in index]
-    drawn = np.concatenate(parts, axis=1)[:, : len(rows)]
-    return entries_link(tree).restore_moments(drawn.mean(axis=0), drawn.std(axis=0))
-
-
-def _inputs_of(tree: xr.DataTree) -> Inputs:
-    """The inputs of the fit, read again."""
-    request = Request.from_json(tree.attrs["command"])
-    if is_table(request.data) and not Path(request.data).is_file():
-        raise ValueError(
-            "predict: the kernel needs the rows of the fit again; the table of the fit, "
-            f"{request.data}, must be where it was."
-        )
-    return read_inputs(request)
+    parts = [link.decoded(np.asarray(draw(rows[chunk], columns[chunk]))) for chunk in index]
+    mean, std = (np.concatenate([of(part, axis=0) for part in parts]) for of in (np.mean, np.std))
+    return mean[: len(rows)], std[: len(rows)]
 
 
 def _predict(model: Callable) -> Callable | None:
     return vars(sys.modules[model.__module__]).get("predict")
 
 
-def _with_each_label(program: Program, x: np.ndarray, by_row: Mapping[str, np.ndarray]) -> Program:
+def _size(rows: Mapping[str, np.ndarray]) -> int:
+    return len(next(iter(rows.values())))
+
+
+def _with_each_label(program: Program, rows: Mapping[str, np.ndarray]) -> Program:
     """The model on new rows, repeated for each class: all with the first, all with the second."""
     times = program.arguments["num_classes"]
-    more = {name: np.tile(value, times) for name, value in by_row.items()}
-    return program.with_arguments(
-        x=np.tile(x, (times, 1)), y=np.repeat(np.arange(times), len(x)), **more
-    )
-
-
-def _evidence(tree: xr.DataTree) -> float:
-    """The log-evidence of a run, or the ELBO of its best replicate."""
-    if "log_evidence" in tree.attrs:
-        return float(tree.attrs["log_evidence"])
-    return float(tree["sample_stats"].to_dataset()["elbo"].isel(step=-1).max())
+    again = {name: np.concatenate([value] * times) for name, value in rows.items()}
+    return program.with_arguments(y=np.repeat(np.arange(times), _size(rows)), **again)
 
 
 def _joint(
-    driver: Driver, program: Program, x: np.ndarray, by_row: Mapping[str, np.ndarray]
+    kernel: Any, states: list[Any], reading: Any, program: Program, rows: Mapping[str, np.ndarray]
 ) -> np.ndarray:
     """log p(class, row) [row, class], up to a constant for each row."""
-    kernel, states, reading = driver.kernel, driver.states, driver.reading
-    if isinstance(kernel, ParticleFilter):  # replicates are weighted by their evidence
-        new = program.with_arguments(x=x, y=np.full(len(x), -1))
+    if isinstance(kernel, ParticleFilter):  # the mean over the orders of the rows, as estimators do
+        new = program.with_arguments(y=np.full(_size(rows), -1), **rows)
         each = [
-            kernel.log_classes(state, reading, new)
-            + float(logsumexp(state.log_prior + state.log_evidence))
-            for state in states
+            np.asarray(kernel.log_classes(state, reading, new), float)
+            for state in kernel.alike([step.state for step in states])
         ]
-        return np.asarray(logsumexp(np.stack(each), axis=0), float)
+        return np.logaddexp.reduce([joint - _log_total(joint) for joint in each])
     assert isinstance(kernel, CoordinateAscent)
-    best = max(states, key=lambda state: float(state.elbo))
-    found = kernel.predict(best, reading, _with_each_label(program, x, by_row)).log_label
-    return np.asarray(found, float).reshape(-1, len(x)).T
+    found = kernel.predict(states[0], reading, _with_each_label(program, rows)).log_label
+    return np.asarray(found, float).reshape(-1, _size(rows)).T
 
 
 def _normalised(joint: np.ndarray) -> np.ndarray:
-    return np.exp(joint - np.logaddexp.reduce(joint, axis=1, keepdims=True))
+    return np.exp(joint - _log_total(joint))
+
+
+def _log_total(joint: np.ndarray) -> np.ndarray:
+    return np.logaddexp.reduce(joint, axis=1, keepdims=True)

@@ -4,6 +4,7 @@ A constant parameter is printed as its number, the value of another site as the 
 and a computed parameter as f(the sites that it depends on).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -20,10 +21,15 @@ from inference.program.sites import unwrap
 __all__ = ["site_lines"]
 
 
-def site_lines(entry: zoo.Entry) -> list[tuple[str, str]]:
-    """Return a line for each site of the model on simulated data, and the card's description."""
+def site_lines(entry: zoo.Entry, arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return a line for each site of the model, and the card's description.
+
+    Args:
+        entry: the model.
+        arguments: those that it is traced with.
+    """
     with jax.enable_x64(True):  # some models refuse float32
-        program = Program(entry.model, **entry.simulate(random.key(0)))
+        program = Program(entry.model, **arguments)
         values = program.draw_initial(random.key(1))
         trace, sources = program.trace(values), _sources(program)
     lines = []

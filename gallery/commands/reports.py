@@ -1,14 +1,16 @@
 """`zoo summary`, `zoo report`, `zoo compare`, `zoo cite`: text about saved runs."""
 
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import xarray as xr
 
+from gallery.commands.held_out import held_out_text
 from gallery.commands.models import find_model
 from gallery.commands.runs import open_run, select, summary_text
 
-__all__ = ["bibtex_entries", "cite", "compare", "report", "summary"]
+__all__ = ["bibtex_entries", "cite", "compare", "report", "summary", "trust_text"]
 
 
 def summary(args: Any) -> int:
@@ -27,6 +29,23 @@ def report(args: Any) -> int:
     return 1 if found.conclusion == "not trusted" else 0
 
 
+def trust_text(tree: xr.DataTree, path: str) -> str:
+    """Return whether to trust a run, and where not, what its first failed check advises.
+
+    Args:
+        tree: the run.
+        path: of its file, for `zoo report`.
+    """
+    from diagnostics import report as make_report
+
+    found = make_report(tree)
+    if found.trusted:
+        return found.headline
+    failed = [verdict for verdict in found.verdicts if verdict.ok is False]
+    advice = failed[0] if failed else found[found.unknown[0]]
+    return fill(f"{found.headline} {advice.reason} More: zoo report {path}", 100)
+
+
 def compare(args: Any) -> int:
     """Print predictive scores of several runs on the same data."""
     from diagnostics import compare as make_table
@@ -36,12 +55,29 @@ def compare(args: Any) -> int:
     names = stems if len(set(stems)) == len(stems) else list(map(str, paths))
     if len(set(names)) < len(names):
         raise ValueError(f"compare: {', '.join(names)}: a run named twice; wanted different runs")
-    table = make_table({name: open_run(path) for name, path in zip(names, paths, strict=True)})
+    trees = {name: open_run(path) for name, path in zip(names, paths, strict=True)}
+    held_out = _held_out(trees)
+    test = {name: scores["log_score"].values for name, scores in held_out.items()}
+    table = make_table(trees, test=test)
+    if held_out:
+        print(held_out_text(held_out))
     print(table.drop(columns="unsafe").to_string(float_format="{:.2f}".format))
     for name, reasons in table["unsafe"].items():
         if reasons:
             print(f"do not rely on the rank of {name}: {reasons}")
     return 0
+
+
+def _held_out(trees: dict[str, xr.DataTree]) -> dict[str, xr.Dataset]:
+    """The scores of all runs, if they are of the same rows and probabilities; else none."""
+    found = {
+        name: tree["held_out"].to_dataset() for name, tree in trees.items() if "held_out" in tree
+    }
+    first = next(iter(found.values()), xr.Dataset())
+    is_common = len(found) == len(trees) and all(
+        "log_score" in scores and scores["y"].equals(first["y"]) for scores in found.values()
+    )
+    return found if is_common else {}
 
 
 def cite(args: Any) -> int:

@@ -1,5 +1,6 @@
 """The arguments of `zoo fit`: saved in the run, and in a checkpoint folder as `command.json`."""
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -7,9 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gallery.commands import model_file
 from gallery.commands.models import parse
+from gallery.tables import stem_of
 
 __all__ = [
+    "FILE",
     "Request",
     "check_distinct",
     "check_picture",
@@ -36,23 +40,34 @@ class Request:
     output: str
     plot: str | None
     task: str | None = None
+    drop: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    id: str | None = None
+    dummies: bool = False  # columns of 0 and 1 take the place of texts
+    test: float | None = None  # share of the rows to hold out; None: the kernel's default
 
     @classmethod
     def from_arguments(cls, args: Any) -> "Request":
         """Read a request off the parsed command line."""
         is_file = is_table(args.data)
-        stem = (
-            Path(args.data).name.removesuffix(".gz").removesuffix(".csv") if is_file else args.data
-        )
-        for name, value in (("target", args.target), ("task", args.task)):
-            if value is not None and not is_file:
+        stem = stem_of(args.data) if is_file else args.data
+        for name in ("target", "task", "drop", "columns", "id"):
+            if (value := getattr(args, name)) and not is_file:
                 raise ValueError(
-                    f"--{name} {value}: only a CSV file needs it; the data set {args.data!r} knows "
-                    "its own"
+                    f"--{name} {value if isinstance(value, str) else ','.join(value)}: only a CSV "
+                    f"file needs it; the data set {args.data!r} knows its own"
                 )
-        output = args.output or f"{args.model}-{stem}.nc"
+        is_own = model_file.is_file(args.model)
+        for name in ("task", "test") if is_own else ():
+            if (value := getattr(args, name)) is not None:
+                raise ValueError(
+                    f"--{name} {value}: only models of the zoo take it, found the model file "
+                    f"{args.model}; leave it out"
+                )
+        called = model_file.stem(args.model) if is_own else args.model
+        output = args.output or f"{called}-{stem}.nc"
         request = cls(
-            model=args.model,
+            model=model_file.resolved(args.model) if is_own else args.model,
             data=str(Path(args.data).resolve()) if is_file else args.data,
             target=args.target,
             kernel=args.kernel,
@@ -62,6 +77,11 @@ class Request:
             output=str(Path(output).resolve()),
             plot=None if args.plot is None else str(Path(args.plot).resolve()),
             task=args.task,
+            drop=tuple(args.drop),
+            columns=tuple(args.columns),
+            id=args.id,
+            dummies=args.dummies,
+            test=args.test,
         )
         check_distinct(
             {
@@ -75,7 +95,9 @@ class Request:
     def _settings(self) -> dict[str, Any]:
         """What the draws depend on; a continued run may have other limits."""
         named = {
-            name: value for name, value in asdict(self).items() if name not in ("output", "plot")
+            name: value
+            for name, value in asdict(self).items()
+            if name not in ("output", "plot", "test")
         }
         limits = ("num_samples", "max_time", "save_every")
         options = {
@@ -98,7 +120,8 @@ class Request:
     def from_json(cls, text: str) -> "Request":
         """Read a request from the text of `to_json`."""
         found = json.loads(text)
-        return cls(**found | {"options": tuple(found["options"])})
+        several = ("options", "drop", "columns")
+        return cls(**found | {name: tuple(found.get(name, ())) for name in several})
 
     def differences(self, other: "Request") -> list[str]:
         """Describe what makes the other request a different run."""
@@ -112,7 +135,7 @@ class Request:
 
 def is_table(data: str) -> bool:
     """Return whether `--data` names a file."""
-    return data.endswith((".csv", ".csv.gz")) or os.sep in data
+    return data.endswith((".csv", ".csv.gz", ".parquet")) or os.sep in data
 
 
 def save_request(request: Request, folder: Path) -> None:
@@ -120,18 +143,14 @@ def save_request(request: Request, folder: Path) -> None:
 
     A folder that holds another run or other files is refused.
     """
-    from inference.run.store import OURS
+    from inference.run.store import STATE, chain_folders, is_foreign, written
 
     path = folder / FILE
-    if (
-        folder.is_dir()
-        and not (folder / "run.json").exists()
-        and any(p.name not in OURS for p in folder.iterdir())
-    ):
+    if folder.is_dir() and is_foreign(folder):
         raise ValueError(
             f"--checkpoint {folder}: it holds files that are no checkpoint; name another folder"
         )
-    if path.exists() and (folder / "run.json").exists():
+    if path.exists() and ((folder / STATE).exists() or chain_folders(folder)):
         differ = request.differences(load_request(folder))
         if differ:
             raise ValueError(
@@ -139,10 +158,13 @@ def save_request(request: Request, folder: Path) -> None:
                 "folder, or remove this one"
             )
     folder.mkdir(parents=True, exist_ok=True)
-    # this name is one of OURS: after a kill between the next two lines the folder is still usable
-    partial = folder / "run.partial"
-    partial.write_text(request.to_json())
-    os.replace(partial, path)
+    with written(path) as file:
+        signed = asdict(request) | {"checksum": _checksum(request)}
+        file.write(json.dumps(signed, indent=1).encode())
+
+
+def _checksum(request: Request) -> str:
+    return hashlib.sha256(request.to_json().encode()).hexdigest()
 
 
 def load_request(folder: Path) -> Request:
@@ -153,11 +175,17 @@ def load_request(folder: Path) -> Request:
             f"{folder}: no {FILE} in it; wanted a folder that `zoo fit --checkpoint` wrote"
         )
     try:
-        return Request.from_json(path.read_text())
-    except (ValueError, TypeError, KeyError) as error:
+        found = json.loads(path.read_text())
+        checksum = found.pop("checksum")
+        request = Request.from_json(json.dumps(found))
+        if _checksum(request) != checksum:
+            raise ValueError("its checksum is another one")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
-            f"{path}: damaged ({error}); run `zoo fit ... --checkpoint {folder}` again"
+            f"{path}: damaged ({error}); remove it, and run `zoo fit ... --checkpoint {folder}` "
+            "again, which goes on"
         ) from error
+    return request
 
 
 def check_writable(path: Path, option: str, force: bool = True) -> None:

@@ -95,8 +95,8 @@ right.set(xlabel="rows read", ylabel="effective number of particles")
 whole = load("crp_mixture", seed=3, num_per_class=1500, missing=0.0).x[order][test]
 pairs = np.triu_indices(whole.shape[1], 1)
 figure, ax = plt.subplots(figsize=(4.5, 3.6), layout="constrained")
-classifier = AClassClassifier(num_particles=40, random_state=0).fit(x[train], y[train])
-single = AClassClassifier(num_particles=40, max_groups=1, random_state=0).fit(x[train], y[train])
+classifier = AClassClassifier(random_state=0).fit(x[train], y[train])
+single = AClassClassifier(max_groups=1, random_state=0).fit(x[train], y[train])
 for name, fitted, marker in (("AClass", classifier, "."), ("one group a class", single, "x")):
     ax.plot(
         np.corrcoef(whole.T)[pairs],
@@ -117,9 +117,9 @@ ax.legend()
 # to 8. The other methods get missing cells filled with the column's mean, except gradient boosting,
 # which accepts them.
 methods = {
-    "AClass": lambda x, y: AClassClassifier(num_particles=40, random_state=0).fit(x, y).predict,
+    "AClass": lambda x, y: AClassClassifier(random_state=0).fit(x, y).predict,
     "naive Bayes": lambda x, y: (
-        AClassClassifier(num_particles=1, max_groups=1, random_state=0).fit(x, y).predict
+        AClassClassifier(1, num_orders=1, max_groups=1, random_state=0).fit(x, y).predict
     ),
     "logistic regression": lambda x, y: filled(LogisticRegression(max_iter=1000), x, y),
     "gradient boosting": lambda x, y: HistGradientBoostingClassifier().fit(x, y).predict,
@@ -204,7 +204,6 @@ for groups, fitted in ((None, classifier), (1, single)):
 # *A distribution in place of a number* makes the concentration a latent site: how many groups to
 # expect is learned, over a grid of values.
 learned = AClassClassifier(
-    num_particles=40,
     alpha=dist.Gamma(1.0, 1.0),
     grid={"alpha": [0.1, 0.3, 1.0, 3.0, 10.0]},
     random_state=0,

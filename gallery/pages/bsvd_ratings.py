@@ -207,7 +207,8 @@ for name, reason in table["unsafe"].items():
 # %%
 # *Ratings are levels, not numbers* (``link=ordered_probit``): the complete conditional of the gaps
 # between the levels is of no known family. The kernel names the site, and says which kernel takes
-# it over; ``BSVDCompleter(link="ordered")`` does just that.
+# it over. ``BSVDCompleter(link="ordered")`` does just that, and so does ``zoo fit bsvd --option
+# link=ordered_probit``; both predict in stars.
 few = slice(0, 40)
 try:
     Driver(ConditionalGibbs(bsvd), num_warmup=1, num_samples=1, progress_bar=False).run(

@@ -45,8 +45,8 @@ def halves(name):
 # AClass, AClass with one group a class (naive Bayes), local experts, and a softmax. The log score
 # is the mean log probability of the true class: it punishes confident errors.
 classifiers = {
-    "AClass": lambda: AClassClassifier(num_particles=100, random_state=0),
-    "naive Bayes": lambda: AClassClassifier(num_particles=1, max_groups=1, random_state=0),
+    "AClass": lambda: AClassClassifier(random_state=0),
+    "naive Bayes": lambda: AClassClassifier(1, num_orders=1, max_groups=1, random_state=0),
     "iQGME": lambda: IQGMEClassifier(truncation=6, tolerance=1e-4, random_state=0),
     "softmax": lambda: AugmentReduceClassifier(max_iter=3000, random_state=0),
 }

@@ -86,7 +86,8 @@ print(az.summary(tree, var_names=["alpha"]))
 
 # %%
 # The bound, and how many experts have a row or more. For the first forty sweeps the prior that the
-# experts share is held fixed; then it is learned, and the bound jumps.
+# experts share is held fixed; then it is learned, and the bound jumps. Once sweeps gain little,
+# experts are merged where that raises the bound.
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.2), layout="constrained")
 figure.suptitle("The bound rises, and experts that nothing asks for fall away")
 elbo = tree.sample_stats["elbo"].values[0]

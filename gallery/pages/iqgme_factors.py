@@ -46,7 +46,7 @@ from inference import CoordinateAscent, Driver
 from zoo.iqgme_factors import iqgme_factors, linear_features
 
 FULL = os.environ.get("ZOO_PAGES") == "full"
-ROWS, EXPERTS, FACTORS, REPEATS = (120, 10, 20, 5) if FULL else (80, 4, 6, 1)
+ROWS, EXPERTS, FACTORS, REPEATS = (120, 10, 20, 5) if FULL else (80, 8, 6, 1)
 SIDE = 28
 
 # %%

@@ -10,8 +10,10 @@ and a test that tells whether the kernel is right.
 # %%
 # A model
 # -------
-# Goals of teams: a level that all share, and the skill of each. The file ``zoo/goals.py`` would
-# hold this, a function ``simulate`` and a ``CARD``; ``zoo list`` then shows it.
+# Goals of teams: a level that all share, and the skill of each. In a file ``goals.py`` of your own,
+# ``zoo fit goals.py:goals --data table.csv`` fits it to a table with the columns ``games`` and
+# ``scored``. ``zoo new goals`` writes a file ``zoo/goals.py`` with a model, a function ``simulate``
+# and a ``CARD``, which ``zoo list`` shows, and a test.
 import os
 from typing import NamedTuple
 

@@ -224,8 +224,7 @@ class Choice(dist.Distribution):
             return jnp.logaddexp(total, log_all + log_hazard + node[1]), None
 
         nodes = center + width * jnp.sinh(v), jnp.log(width * jnp.cosh(v) * (v[1] - v[0]))
-        start = jnp.full(own.shape, jnp.finfo(dtype).min / 2, dtype)
-        return lax.scan(add, start, nodes)[0]
+        return lax.scan(add, jnp.full(own.shape, jnp.finfo(dtype).min / 2, dtype), nodes)[0]
 
 
 def expectation_nodes(noise: dist.Distribution, num_nodes: int = 101) -> tuple[Array, Array]:

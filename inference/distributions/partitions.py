@@ -44,7 +44,7 @@ from numpyro.distributions.util import validate_sample
 
 __all__ = ["CRP", "ExchangeablePartition", "PitmanYor"]
 
-NARROW = 64  # groups of a class that a draw looks at while no more are open
+NARROW = 64  # groups of a class that a draw looks at unless it has more
 
 
 class ExchangeablePartition(dist.Distribution):
@@ -109,15 +109,20 @@ class ExchangeablePartition(dist.Distribution):
             )
         for name, value in parameters.items():
             setattr(self, name, jnp.asarray(value, jnp.result_type(float)))
-        self.labels = labels
-        self.num_rows = num_rows
-        self.num_classes = num_classes
+        self.labels, self.num_rows, self.num_classes = labels, num_rows, num_classes
         self.max_groups = max_groups
         self.capacity = capacity or min(num_rows, max_groups or num_rows)
         batch_shape = lax.broadcast_shapes(
             np.shape(labels)[:-1], *map(jnp.shape, parameters.values())
         )
         super().__init__(batch_shape, (num_rows,), validate_args=validate_args)
+
+    @classmethod
+    @override
+    def gather_pytree_data_fields(cls):
+        # NumPyro's order is that of a set, which differs between processes: the code that takes
+        # the leaves would not be found in JAX's persistent cache.
+        return tuple(sorted(super().gather_pytree_data_fields()))
 
     def log_prob_of_sizes(self, sizes: Array) -> Array:
         """Returns the log probability of a partition, [...].
@@ -164,30 +169,16 @@ class ExchangeablePartition(dist.Distribution):
 
     @override
     def sample(self, key, sample_shape=()):
-        leaves, form = jax.tree.flatten(self.without_rows())
         uniform = random.uniform(key, self.shape(sample_shape), jnp.result_type(float))
-        # The last group holds all rows that there is no room for.
-        empty = jnp.zeros((self.num_classes, self.capacity + 1), uniform.dtype)
+        z = self._seated(uniform, min(NARROW, self.capacity + 1))
+        if self.capacity + 1 > NARROW:  # again with all groups where one draw has not room enough
 
-        @partial(jnp.vectorize, signature=f"(n),(n){',()' * len(leaves)}->(n)")
-        def seated(uniform, labels, *leaves):
-            rule = jax.tree.unflatten(form, leaves)
+            def again(pair):
+                # the barrier keeps XLA from moving this out of the loop, where it would always run
+                given, _ = lax.optimization_barrier((uniform, pair[1]))
+                return jnp.zeros((), bool), self._seated(given, self.capacity + 1)
 
-            def drawn(sizes, uniform):
-                total = jnp.cumsum(jnp.exp(rule.log_seating(sizes)))
-                return jnp.argmax(total > uniform * total[-1]).astype(jnp.int32)
-
-            def seat(sizes, row):
-                label, uniform = row
-                few = sizes[label, :NARROW]
-                group = lax.cond(
-                    few[-1] > 0, lambda: drawn(sizes[label], uniform), lambda: drawn(few, uniform)
-                )
-                return sizes.at[label, group].add(1.0), group
-
-            return lax.scan(seat, empty, (labels, uniform))[1]
-
-        z = seated(uniform, self.labels, *leaves)
+            _, z = lax.while_loop(lambda pair: pair[0], again, (jnp.any(z >= NARROW - 1), z))
         if not isinstance(z, Tracer) and z.max() >= self.capacity:
             raise ValueError(
                 f"{type(self).__name__} capacity: there is room for {self.capacity} groups, and a "
@@ -195,6 +186,30 @@ class ExchangeablePartition(dist.Distribution):
                 f"None, or bound the number of groups itself: CRP(..., max_groups={self.capacity})."
             )
         return z
+
+    def _seated(self, uniform: Array, room: int) -> Array:
+        """Labels drawn by the rule, [..., row].
+
+        Args:
+            uniform: Random numbers from 0 to 1, [..., row].
+            room: Groups of a class; the last one holds all rows that there is no room for.
+        """
+        leaves, form = jax.tree.flatten(self.without_rows())
+        empty = jnp.zeros((self.num_classes, room), uniform.dtype)
+
+        @partial(jnp.vectorize, signature=f"(n),(n){',()' * len(leaves)}->(n)")
+        def seated(uniform, labels, *leaves):
+            rule = jax.tree.unflatten(form, leaves)
+
+            def seat(sizes, row):
+                label, uniform = row
+                total = jnp.cumsum(jnp.exp(rule.log_seating(sizes[label])))
+                group = jnp.argmax(total > uniform * total[-1]).astype(jnp.int32)
+                return sizes.at[label, group].add(1.0), group
+
+            return lax.scan(seat, empty, (labels, uniform))[1]
+
+        return seated(uniform, self.labels, *leaves)
 
 
 class CRP(ExchangeablePartition):

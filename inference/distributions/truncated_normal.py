@@ -40,7 +40,8 @@ def one_sided(ratio: Array) -> OneSided:
         ratio: Location divided by scale, before the truncation.
     """
     tail = -5.0  # here 16 terms of the fraction give 11 digits, and more further out
-    log_mass, x = log_ndtr(ratio), jnp.maximum(-ratio, -tail)
+    # Without the barrier, parts that several results share are loops of their own: slow to compile.
+    log_mass, x = lax.optimization_barrier(log_ndtr(ratio)), jnp.maximum(-ratio, -tail)
     excess = jnp.zeros_like(x)
     for k in range(16, 0, -1):
         excess = k / (x + excess)
@@ -80,11 +81,11 @@ class TruncatedNormal(dist.Distribution):
         """Whether the interval is mirrored, and the log distribution function at its two ends."""
         start, end = (self.low - self.loc) / self.scale, (self.high - self.loc) / self.scale
         is_mirrored = start > -end
-        return (
-            is_mirrored,
-            log_ndtr(jnp.where(is_mirrored, -end, start)),
-            log_ndtr(jnp.where(is_mirrored, -start, end)),
-        )
+        low = jnp.where(is_mirrored, -end, start)
+        high = jnp.where(is_mirrored, -start, end)
+        # one call, for its code is long
+        below, above = log_ndtr(jnp.stack(jnp.broadcast_arrays(low, high)))
+        return is_mirrored, below, above
 
     @override
     def log_prob(self, value, intermediates=None):
@@ -94,14 +95,16 @@ class TruncatedNormal(dist.Distribution):
 
     @override
     def sample(self, key, sample_shape=()):
-        dtype = jnp.result_type(self.loc)
-        uniform = random.uniform(key, sample_shape + self.batch_shape, dtype)
-        share = uniform + jnp.finfo(dtype).eps / 2  # never 0, whose quantile is infinite
+        uniform = random.uniform(key, sample_shape + self.batch_shape, jnp.result_type(self.loc))
+        return self.icdf(uniform + jnp.finfo(uniform.dtype).eps / 2)  # 0 has no finite quantile
+
+    @override
+    def icdf(self, q):
         is_mirrored, below, above, scale, low, high, loc = (
-            jnp.broadcast_to(part, share.shape)
+            jnp.broadcast_to(part, jnp.shape(q))
             for part in (*self._tails(), self.scale, self.low, self.high, self.loc)
         )
-        standard = log_ndtri(jnp.logaddexp(below + jnp.log1p(-share), above + jnp.log(share)))
+        standard = log_ndtri(jnp.logaddexp(below + jnp.log1p(-q), above + jnp.log(q)))
         return jnp.clip(jnp.where(is_mirrored, -standard, standard) * scale + loc, low, high)
 
 

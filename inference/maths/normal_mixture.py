@@ -24,19 +24,19 @@ covariances from scores as in nutpie's mass matrices. Cost of a fit: rounds x po
 size^2.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import lgamma
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import random
-from jax.scipy.linalg import solve_triangular
-from jaxtyping import Array, Float
+import scipy.linalg
+from jaxtyping import Float
 
+from inference.maths.host import Array, generator
 from inference.maths.resampling import systematic
 
 __all__ = [
@@ -79,14 +79,22 @@ class Defensive(NamedTuple):
             np.log(self.background) + log_prior,
         )
 
-    def draw(self, rng_key: Array, mixture: Mixture, draw_prior: Callable) -> Array:
-        """A vector from the mixture or, by `draw_prior(key)`, from the prior."""
-        which_key, draw_key = random.split(rng_key)
-        return jnp.where(
-            random.bernoulli(which_key, self.background),
-            draw_prior(draw_key),
-            self.summary.draw(draw_key, mixture),
+    def log_densities(
+        self, mixture: Mixture, z: Float[np.ndarray, "draw size"], log_prior: np.ndarray
+    ) -> np.ndarray:
+        """`log_density` [draw] at vectors, by NumPy."""
+        return np.logaddexp(
+            np.log1p(-self.background) + self.summary.log_densities(mixture, z),
+            np.log(self.background) + log_prior,
         )
+
+    def draws(
+        self, rng: np.random.Generator, mixture: Mixture, of_prior: Float[np.ndarray, "draw size"]
+    ) -> Float[np.ndarray, "draw size"]:
+        """Draws from the mixture, some of them replaced by these from the prior."""
+        is_prior = rng.random(len(of_prior)) < self.background
+        drawn = self.summary.draws(rng, mixture, len(of_prior))
+        return np.where(is_prior[:, None], of_prior, drawn).astype(of_prior.dtype)
 
 
 # Normal mixtures.
@@ -108,12 +116,28 @@ class NormalMixture(NamedTuple):
         mean: Float[Array, "component size"],
         root: Float[Array, "component size size"],
     ) -> "NormalMixture":
-        """The mixture whose covariances have the Cholesky factors `root`."""
-        return cls(log_weight, mean, jax.vmap(_inverse)(root))
+        """The mixture whose covariances have the Cholesky factors `root`; by NumPy."""
+        log_weight, mean, root = (np.asarray(each) for each in (log_weight, mean, root))
+        return cls(log_weight, mean, np.stack([_inverse(each) for each in root]))
+
+    @property
+    def present(self) -> np.ndarray:
+        """The components that are not absent, the heaviest first."""
+        log_weight = np.asarray(self.log_weight)
+        order = np.argsort(-log_weight, kind="stable")
+        return order[np.isfinite(log_weight[order])]
 
 
-def _inverse(root: Array) -> Array:
-    return solve_triangular(root, jnp.eye(len(root), dtype=root.dtype), lower=True)
+def _inverse(root: np.ndarray) -> np.ndarray:
+    eye = np.eye(len(root), dtype=root.dtype)
+    return scipy.linalg.solve_triangular(root, eye, lower=True, check_finite=False)
+
+
+def _cholesky(covariance: np.ndarray) -> np.ndarray:
+    """Cholesky factors of matrices; NaN of one that is not positive definite, as by JAX."""
+    [factorise] = scipy.linalg.get_lapack_funcs(["potrf"], [covariance])
+    found = [factorise(each, lower=1) for each in covariance]
+    return np.stack([root if not info else np.full_like(root, np.nan) for root, info in found])
 
 
 @dataclass(frozen=True)
@@ -137,34 +161,39 @@ class NormalSummary:
 
     def empty(self, num_components: int) -> NormalMixture:
         """A mixture whose components are all absent."""
+        dtype, shape = jnp.result_type(float), (num_components, self.size, self.size)
         return NormalMixture(
-            jnp.full(num_components, -jnp.inf),
-            jnp.zeros((num_components, self.size)),
-            jnp.broadcast_to(jnp.eye(self.size), (num_components, self.size, self.size)),
+            np.full(num_components, -np.inf, dtype),
+            np.zeros((num_components, self.size), dtype),
+            np.broadcast_to(np.eye(self.size, dtype=dtype), shape),
         )
 
     def log_density(self, mixture: NormalMixture, z: Float[Array, " size"]) -> Array:
         """The log density at one vector; absent components at the end cost nothing."""
-        place = jnp.arange(1, len(mixture.log_weight) + 1)
-        last = jnp.max(jnp.where(jnp.isfinite(mixture.log_weight), place, 1))
-        sizes = [*powers_of_two(len(place) - 1), len(place)]
+        return _log_density(self.degrees, mixture, z)
 
-        def of_first(count: int, z: Array) -> Array:
-            first = jax.tree.map(lambda leaf: leaf[:count], mixture)
-            return jax.nn.logsumexp(first.log_weight + _log_each(first, z, self.degrees))
+    def log_densities(
+        self, mixture: NormalMixture, z: Float[np.ndarray, "draw size"]
+    ) -> Float[np.ndarray, " draw"]:
+        """`log_density` at vectors, by NumPy; NaN of a mixture that is no number."""
+        with np.errstate(invalid="ignore"):
+            return np.logaddexp.reduce(_log_joint(mixture, z, self.degrees), axis=1)
 
-        branches = [partial(of_first, count) for count in sizes]
-        return jax.lax.switch(jnp.searchsorted(jnp.array(sizes), last), branches, z)
-
-    def draw(self, rng_key: Array, mixture: NormalMixture) -> Array:
-        """A vector from a mixture that has a component."""
-        which_key, noise_key, tail_key = random.split(rng_key, 3)
-        which = random.categorical(which_key, mixture.log_weight)
-        noise = random.normal(noise_key, mixture.mean.shape[1:], mixture.mean.dtype)
+    def draws(
+        self, rng: np.random.Generator, mixture: NormalMixture, num_draws: int
+    ) -> Float[np.ndarray, "draw size"]:
+        """Vectors from a mixture, by NumPy. The first of none is standard."""
+        log_weight, mean, whitening = (np.asarray(each, float) for each in mixture)
+        places = mixture.present if len(mixture.present) else np.zeros(1, int)
+        share = np.exp(log_weight[places]) if len(mixture.present) else np.ones(1)
+        which = rng.choice(places, num_draws, p=share / share.sum())
+        z = rng.normal(size=(num_draws, mean.shape[1]))
         if self.degrees < np.inf:
-            chi2 = random.gamma(tail_key, 0.5 * self.degrees, dtype=noise.dtype)
-            noise *= jnp.sqrt(0.5 * self.degrees / chi2)
-        return mixture.mean[which] + solve_triangular(mixture.whitening[which], noise, lower=True)
+            z *= np.sqrt(self.degrees / rng.chisquare(self.degrees, (num_draws, 1)))
+        for place in np.unique(which):
+            own = which == place
+            z[own] = mean[place] + z[own] @ _inverse(whitening[place]).T
+        return z
 
     def fitted(
         self,
@@ -183,13 +212,14 @@ class NormalSummary:
             num_components: the most components.
             known: a mixture that is a candidate as it is.
         """
-        by_moments = lambda points, count: _em(rng_key, points.z, count, num_components)
+        rng = generator(rng_key)
+        by_moments = lambda points, count: _em(rng, points.z, count, num_components)
         by_scores = lambda points, count: score_matched(by_moments(points, count), *points)
         ways = (by_moments,) if points.score is None else (by_moments, by_scores)
         counts = powers_of_two(num_components)
         fits = [partial(way, count=count) for count in counts for way in ways]
         return cross_validated(
-            rng_key,
+            rng,
             points,
             log_weight,
             fits,
@@ -199,118 +229,176 @@ class NormalSummary:
         )
 
 
-def _log_each(mixture: NormalMixture, z: Array, degrees: float = np.inf) -> Array:
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _log_density(degrees: float, mixture: NormalMixture, z: Array) -> Array:
+    """Component by component, up to the last that is present."""
+    place = jnp.arange(1, len(mixture.log_weight) + 1)
+    count = jnp.max(jnp.where(jnp.isfinite(mixture.log_weight), place, 1))
+
+    def added(place: Array, total: Array) -> Array:
+        one = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, place, 1), mixture)
+        return jnp.logaddexp(total, (one.log_weight + _log_each(one, z, degrees))[0])
+
+    return jax.lax.fori_loop(0, count, added, jnp.asarray(-jnp.inf, mixture.log_weight.dtype))
+
+
+@_log_density.defjvp
+def _log_density_jvp(degrees: float, at: tuple, along: tuple) -> tuple[Array, Array]:
+    of_all = lambda mixture, z: jax.nn.logsumexp(
+        mixture.log_weight + _log_each(mixture, z, degrees)
+    )
+    return jax.jvp(of_all, at, along)
+
+
+def _log_each(mixture: NormalMixture, z: Array, degrees: float) -> Array:
     standard = jnp.einsum("jde,je->jd", mixture.whitening, z - mixture.mean)
     log_det = jnp.sum(jnp.log(jnp.diagonal(mixture.whitening, axis1=1, axis2=2)), -1)
-    square, size = jnp.sum(standard**2, -1), len(z)
+    return log_det + _log_standard(jnp.sum(standard**2, -1), len(z), degrees)
+
+
+def _log_standard(square: Any, size: int, degrees: float) -> Any:
+    """The standard log density of a Normal, or of Student's t, by squared norms."""
     if degrees == np.inf:
-        return -0.5 * square + log_det - 0.5 * size * jnp.log(2 * jnp.pi)
-    gammas = lgamma(0.5 * (degrees + size)) - lgamma(0.5 * degrees)
-    constant = gammas - 0.5 * size * np.log(degrees * np.pi)
-    return -0.5 * (degrees + size) * jnp.log1p(square / degrees) + log_det + constant
+        return -0.5 * square - 0.5 * size * math.log(2 * math.pi)
+    gammas = math.lgamma(0.5 * (degrees + size)) - math.lgamma(0.5 * degrees)
+    log1p = np.log1p if isinstance(square, np.ndarray) else jnp.log1p
+    constant = gammas - 0.5 * size * math.log(degrees * math.pi)
+    return constant - 0.5 * (degrees + size) * log1p(square / degrees)
 
 
-@partial(jax.jit, static_argnames="num_places")
+def _log_joint(mixture: NormalMixture, z: Any, degrees: float = np.inf) -> np.ndarray:
+    """[point, component]: log weight and log density of each component, by NumPy."""
+    log_weight, mean, whitening = (np.asarray(each, float) for each in mixture)
+    z = np.asarray(z, float)
+    standard = (z[None] - mean[:, None]) @ np.swapaxes(whitening, 1, 2)
+    log_det = np.log(np.diagonal(whitening, axis1=1, axis2=2)).sum(1)
+    return log_weight + log_det + _log_standard(np.sum(standard**2, -1).T, z.shape[1], degrees)
+
+
+# Fits, by NumPy in double precision.
+
+
 def _em(
-    rng_key: Array,
-    points: Array,
-    count: Array,
+    rng: np.random.Generator,
+    points: np.ndarray,
+    count: int,
     num_places: int,
     num_rounds: int = 40,
     least_gain: float = 1e-4,
 ) -> NormalMixture:
-    num_points, size = points.shape
-    away = points - points.mean(0)
+    """A mixture of up to `count` components, in `num_places` places."""
+    z = np.asarray(points, float)
+    num_points, size = z.shape
+    away = z - z.mean(0)
     total_covariance = away.T @ away / num_points
-    least_variance = jnp.diagonal(total_covariance) + jnp.finfo(points.dtype).tiny
-    total_covariance = total_covariance + 1e-9 * jnp.diag(least_variance)
+    least_variance = np.diagonal(total_covariance) + np.finfo(points.dtype).tiny
+    total_covariance = total_covariance + 1e-9 * np.diag(least_variance)
 
-    def fitted(responsibility: Array) -> NormalMixture:
+    def fitted(responsibility: np.ndarray) -> NormalMixture:
         # a component of fewer points than it has directions is dropped
-        is_kept = responsibility.sum(0) > size / 2
-        responsibility = jnp.where(is_kept, responsibility, 0.0)
-        total, mean, scatter = _scatter(responsibility, points)
+        total = responsibility.sum(0)
+        responsibility = responsibility[:, total >= min(size / 2, total.max())]
+        total, mean, scatter = _scatter(responsibility, z)
         common = scatter.sum(0) / num_points + 1e-6 * total_covariance
-        return NormalMixture.of(
-            jnp.log(total) - jnp.log(total.sum()),
-            mean,
-            jnp.linalg.cholesky((scatter + size * common) / (total + size)[:, None, None]),
-        )
+        covariance = (scatter + size * common) / (total + size)[:, None, None]
+        return NormalMixture.of(np.log(total / total.sum()), mean, _cholesky(covariance))
 
-    def improved(state: tuple) -> tuple:
-        number, mixture, before, _ = state
-        each = jax.vmap(lambda z: mixture.log_weight + _log_each(mixture, z))(points)
-        log_density = jax.nn.logsumexp(each, axis=1, keepdims=True)
-        mean = log_density.mean()
-        return number + 1, fitted(jnp.exp(each - log_density)), mean, jnp.abs(mean - before)
-
-    goes_on = lambda state: (state[0] < num_rounds) & ~(state[3] < least_gain)
-    infinity = jnp.array(jnp.inf, points.dtype)
-    start = fitted(_nearest_centre(rng_key, points, total_covariance, count, num_places))
-    first = jnp.zeros((), jnp.int32), start, -infinity, infinity
-    return jax.lax.while_loop(goes_on, improved, first)[1]
+    mixture = fitted(_nearest_centre(rng, z, total_covariance, count))
+    before = -np.inf
+    for _ in range(num_rounds):
+        each = _log_joint(mixture, z)
+        log_density = np.logaddexp.reduce(each, axis=1, keepdims=True)
+        mixture, mean = fitted(np.exp(each - log_density)), log_density.mean()
+        if abs(mean - before) < least_gain:
+            break
+        before = mean
+    return _padded(mixture, num_places, points.dtype)
 
 
-def _scatter(responsibility: Array, points: Array) -> tuple[Array, Array, Array]:
+def _padded(mixture: NormalMixture, num_places: int, dtype: Any) -> NormalMixture:
+    rest = NormalSummary(mixture.mean.shape[1]).empty(num_places - len(mixture.mean))
+    joined = (np.concatenate(each) for each in zip(mixture, rest, strict=True))
+    return NormalMixture(*(each.astype(dtype) for each in joined))
+
+
+def _scatter(
+    responsibility: np.ndarray, points: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The sum of the responsibilities, the mean, and the scatter about it, of each component."""
     total = responsibility.sum(0)
-    mean = responsibility.T @ points / jnp.maximum(total, 1)[:, None]
+    mean = responsibility.T @ points / np.maximum(total, 1)[:, None]
     away = points[None] - mean[:, None]
-    return total, mean, jnp.einsum("nj,jnd,jne->jde", responsibility, away, away)
+    return total, mean, np.swapaxes(away * responsibility.T[:, :, None], 1, 2) @ away
 
 
-@jax.jit
 def score_matched(
     mixture: NormalMixture, points: Float[Array, "point size"], score: Float[Array, "point size"]
 ) -> NormalMixture:
     """A mixture whose components fit points and scores, weighted by their responsibilities."""
-    size, is_known = points.shape[1], jnp.isfinite(score).all(1)
-    score = jnp.where(is_known[:, None], score, 0.0)
-    each = jax.vmap(lambda z: mixture.log_weight + _log_each(mixture, z))(points)
-    responsibility = jax.nn.softmax(each, axis=1) * is_known[:, None]
+    points, score = np.asarray(points), np.asarray(score)
+    size, is_known = points.shape[1], np.isfinite(score).all(1)
+    score = np.where(is_known[:, None], score, 0.0)
+    log_joint = _log_joint(mixture, points)
+    share = np.exp(log_joint - np.logaddexp.reduce(log_joint, axis=1, keepdims=True))
+    responsibility = share * is_known[:, None]
 
-    def moments(y: Array) -> tuple[Array, Array]:
+    def moments(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         total, mean, scatter = _scatter(responsibility, y)
-        common = scatter.sum(0) / jnp.maximum(total.sum(), 1)
+        common = scatter.sum(0) / max(total.sum(), 1)
         covariance = (scatter + size * common) / (total + size)[:, None, None]
         # shrunk to the common one, and lifted in directions in which points do not differ
-        return mean, covariance + 1e-9 * covariance * jnp.eye(size)
+        return mean, covariance + 1e-9 * covariance * np.eye(size)
 
-    mean, covariance = moments(points)
-    mean_score, score_covariance = moments(score)
-    root = jnp.linalg.cholesky(covariance)
-    value, vector = jnp.linalg.eigh(jnp.swapaxes(root, 1, 2) @ score_covariance @ root)
+    mean, covariance = moments(np.asarray(points, float))
+    mean_score, score_covariance = moments(np.asarray(score, float))
+    root = _cholesky(covariance)
+    matrix = np.swapaxes(root, 1, 2) @ score_covariance @ root
+    is_known = np.isfinite(matrix).all((1, 2), keepdims=True)
+    value, vector = np.linalg.eigh(np.where(is_known, matrix, 0.0))
+    value = np.where(value > 0, value, np.nan)  # scores that do not differ tell nothing
     half = root @ vector * value[:, None, :] ** -0.25
-    covariance = half @ jnp.swapaxes(half, 1, 2)
-    mean = mean + jnp.einsum("jde,je->jd", covariance, mean_score)
-    return NormalMixture.of(mixture.log_weight, mean, jnp.linalg.cholesky(covariance))
+    covariance = half @ np.swapaxes(half, 1, 2)
+    mean = mean + np.einsum("jde,je->jd", covariance, mean_score)
+    found = NormalMixture.of(mixture.log_weight, mean, _cholesky(covariance))
+    return NormalMixture(*(each.astype(points.dtype) for each in found))
 
 
-def pushed_forward(mixture: NormalMixture, to: Callable[[Array], Array]) -> NormalMixture:
-    """The distribution of `to(z)` for z of a mixture, by the derivative of `to` at each mean."""
-    root = jax.vmap(jax.jacfwd(to))(mixture.mean) @ jax.vmap(_inverse)(mixture.whitening)
-    covariance = root @ jnp.swapaxes(root, 1, 2)
-    return NormalMixture.of(
-        mixture.log_weight, jax.vmap(to)(mixture.mean), jnp.linalg.cholesky(covariance)
-    )
+def pushed_forward(mixture: NormalMixture, to: Callable[[np.ndarray], np.ndarray]) -> NormalMixture:
+    """The distribution of `to(z)` for z of a mixture, by the derivative of `to` at each mean.
+
+    Args:
+        mixture: components that are absent stay as they are.
+        to: a function of vectors [point, size], which is differentiated by differences.
+    """
+    dtype, size = mixture.mean.dtype, mixture.mean.shape[1]
+    mean, whitening = (np.array(each, float) for each in mixture[1:])
+    step = np.cbrt(np.finfo(dtype).eps)
+    for place in mixture.present:
+        away = step * _inverse(whitening[place]).T
+        z = np.concatenate([mean[place][None], mean[place] + away, mean[place] - away])
+        moved = np.asarray(to(z.astype(dtype)), float)
+        root = (moved[1 : size + 1] - moved[size + 1 :]) / (2 * step)  # transposed
+        upper = np.linalg.qr(root, mode="r")
+        mean[place] = moved[0]
+        whitening[place] = _inverse(upper.T * np.sign(np.diagonal(upper)))
+    return NormalMixture(mixture.log_weight, mean.astype(dtype), whitening.astype(dtype))
 
 
 def _nearest_centre(
-    rng_key: Array, points: Array, covariance: Array, count: Array, num_places: int
-) -> Array:
-    """[point, place]: 1 where a centre is nearest, for centres chosen as in k-means++.
+    rng: np.random.Generator, points: np.ndarray, covariance: np.ndarray, count: int
+) -> np.ndarray:
+    """[point, centre]: 1 where a centre is nearest, for centres chosen as in k-means++.
 
     Each of the `count` centres is a point that is drawn in proportion to its squared distance to
     the centres before.
     """
-    y = solve_triangular(jnp.linalg.cholesky(covariance), points.T, lower=True).T
-    keys = random.split(rng_key, num_places)
-    chosen = [random.randint(keys[0], (), 0, len(points))]
-    square = [jnp.sum((y - y[chosen[0]]) ** 2, -1)]
-    for key in keys[1:]:
-        chosen.append(random.categorical(key, jnp.log(jnp.stack(square).min(0))))
-        square.append(jnp.sum((y - y[chosen[-1]]) ** 2, -1))
-    distance = jnp.where(jnp.arange(num_places)[:, None] < count, jnp.stack(square), jnp.inf)
-    return (jnp.arange(num_places) == jnp.argmin(distance, axis=0)[:, None]).astype(points.dtype)
+    y = points @ _inverse(_cholesky(covariance[None])[0]).T
+    square = np.sum((y - y[rng.integers(len(y))]) ** 2, -1)[None]
+    while len(square) < count:
+        reached = np.cumsum(square.min(0))
+        chosen = min(np.searchsorted(reached, rng.random() * reached[-1]), len(y) - 1)
+        square = np.append(square, np.sum((y - y[chosen]) ** 2, -1)[None], axis=0)
+    return (np.arange(count) == square.argmin(0)[:, None]).astype(float)
 
 
 # The choice of a fit.
@@ -346,30 +434,26 @@ def cross_validated(
     """
     if known is not None and len(known.log_weight):
         fits = [*fits, lambda points: known]
-    rng = np.random.default_rng(np.asarray(random.key_data(rng_key)))
+    rng = generator(rng_key)
     arrays = jax.tree.map(np.asarray, points)
-    weight = np.exp(np.asarray(log_weight - jnp.max(log_weight), float))
+    log_weight = np.asarray(log_weight, float)
+    weight = np.exp(log_weight - log_weight.max())
 
     def resampled(among: np.ndarray, size: int) -> FitPoints:
         index = among[rng.permutation(systematic(weight[among], rng.random(), size))]
-        return jax.tree.map(lambda each: jnp.asarray(each[index]), arrays)
+        return jax.tree.map(lambda each: each[index], arrays)
 
     order = rng.permutation(len(weight))
     train, test = (resampled(half, num_points // 2) for half in (order[::2], order[1::2]))
-    scores = [float(_mean_log_density(summary, fit(train), test.z)) for fit in fits]
+    scores = [float(summary.log_densities(fit(train), test.z).mean()) for fit in fits]
     best = int(np.argmax([-np.inf if np.isnan(score) else score for score in scores]))
     return fits[best](resampled(order, num_points))
 
 
-@partial(jax.jit, static_argnums=0)
-def _mean_log_density(summary: Summary, mixture: Any, points: Array) -> Array:
-    return jnp.mean(jax.vmap(lambda z: summary.log_density(mixture, z))(points))
+# Importance weights of draws from a mixture, by NumPy.
 
 
-# Importance weights of draws from a mixture.
-
-
-def importance_shares(log_weight: Float[Array, " draw"]) -> tuple[Array, Array]:
+def importance_shares(log_weight: Any) -> tuple[np.ndarray, np.ndarray]:
     """Importance weights p / q of draws from q, normalised to sum to 1, and log p / q at the draws.
 
     The log ratio is 0 where the weight is 0. All are NaN where no draw has a positive weight.
@@ -377,16 +461,19 @@ def importance_shares(log_weight: Float[Array, " draw"]) -> tuple[Array, Array]:
     Args:
         log_weight: of the draws, up to a constant; NaN counts as a weight of 0.
     """
-    log_weight = jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight)
-    total = jax.nn.logsumexp(log_weight)
-    share = jnp.where(jnp.isfinite(total), jnp.exp(log_weight - total), jnp.nan)
-    return share, jnp.where(share > 0, jnp.log(share * len(share)), 0.0)
+    log_weight = np.asarray(log_weight, float)
+    log_weight = np.where(np.isnan(log_weight), -np.inf, log_weight)
+    total = np.logaddexp.reduce(log_weight)
+    if not np.isfinite(total):
+        return np.full_like(log_weight, np.nan), np.full_like(log_weight, np.nan)
+    share = np.exp(log_weight - total)
+    return share, np.log(np.where(share > 0, share * len(share), 1.0))
 
 
-def divergence(log_weight: Float[Array, " draw"]) -> Array:
+def divergence(log_weight: Any) -> float:
     """Kullback-Leibler divergence from q to p, in nats, by the log weights p / q of draws from q.
 
     NaN where no draw has a positive weight.
     """
     share, log_ratio = importance_shares(log_weight)
-    return jnp.sum(share * log_ratio)
+    return float(np.sum(share * log_ratio))

@@ -35,6 +35,7 @@ in time, and the estimate poor. So every 8 steps each particle founds a new fami
 correlations over more steps are ignored.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -43,16 +44,20 @@ import numpy as np
 from jax import random
 from jaxtyping import Array, Float, Int
 
+from inference.maths.host import generator
+
 __all__ = [
     "GENERATIONS",
     "SCHEMES",
     "Chosen",
     "Families",
     "after_step",
+    "bisected",
     "drawn_choices",
     "effective_size",
     "new_families",
     "next_exponent",
+    "places_of",
     "resampled",
     "systematic",
     "systematic_parents",
@@ -129,12 +134,19 @@ def _optimal(rng_key: Array, log_weight: Array) -> Chosen:
     reached = jnp.minimum(jnp.cumsum(rest), total).at[-1].set(total)
     passed = jnp.floor(reached + random.uniform(rng_key, (), weight.dtype))
     taken = kept | (jnp.diff(passed, prepend=0) > 0)
-    order = jnp.searchsorted(jnp.cumsum(taken), jnp.arange(1, num_particles + 1))
+    order = places_of(taken, num_particles)
     is_used = order < weight.size
     at = jnp.minimum(order, weight.size - 1)
-    new = jnp.where(is_used, jnp.log(jnp.maximum(weight[at], c)), -jnp.inf)
-    parent, choice = (at % num_particles).astype(jnp.int32), (at // num_particles).astype(jnp.int32)
-    return Chosen(parent, choice, new - jax.nn.logsumexp(new), c > 0)
+    new = jnp.where(is_used, jnp.maximum(weight[at], c), 0)
+    parent, choice = at % num_particles, at // num_particles
+    return Chosen(parent, choice, jnp.log(new) - jnp.log(jnp.sum(new)), c > 0)
+
+
+def places_of(mask: Array, size: int) -> Int[Array, " size"]:
+    """The places of the first `size` true entries; the length of the mask where there are fewer."""
+    rank = jnp.where(mask, jnp.cumsum(mask, dtype=jnp.int32) - 1, size)
+    place = jnp.arange(len(mask), dtype=jnp.int32)
+    return jnp.full(size, len(mask), jnp.int32).at[rank].set(place, mode="drop")
 
 
 def systematic(weight: Any, start: Any, num_draws: int) -> Any:
@@ -157,20 +169,17 @@ def systematic_parents(rng_key: Array, weight: Array) -> Array:
     return systematic(weight, start, len(weight)).astype(jnp.int32)
 
 
-def resampled(rng_key: Array, log_weight: Array, num_draws: int) -> np.ndarray:
-    """Indices by systematic resampling in float64, in random order.
+def resampled(rng_key: Any, log_weight: Any, num_draws: int) -> np.ndarray:
+    """Indices by systematic resampling in float64, in random order; by NumPy.
 
     Args:
-        rng_key: a JAX key.
+        rng_key: a JAX key, or a generator of NumPy.
         log_weight: of the points, up to a constant.
         num_draws: how many indices.
     """
-    known = np.asarray(log_weight, float)
-    start_key, order_key = random.split(rng_key)
-    index = systematic(
-        np.exp(known - np.logaddexp.reduce(known)), float(random.uniform(start_key)), num_draws
-    )
-    return np.asarray(random.permutation(order_key, index))
+    rng, known = generator(rng_key), np.asarray(log_weight, float)
+    weight = np.exp(known - np.logaddexp.reduce(known))
+    return rng.permutation(systematic(weight, rng.random(), num_draws))
 
 
 def _below_half(parents):
@@ -241,15 +250,22 @@ def next_exponent(
         log_weight = tempered(log_likelihood, step)
         return effective_size(log_weight - jax.nn.logsumexp(log_weight)) >= least_ess * size
 
-    def bisect(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bounds
-        middle = (low + high) / 2
-        even = is_even(middle)
-        return jnp.where(even, middle, low), jnp.where(even, high, middle)
-
-    _, step = jax.lax.fori_loop(0, 60, bisect, (jnp.zeros_like(exponent), one - exponent))
+    is_uneven = lambda step: ~is_even(step)
+    _, step = bisected(is_uneven, jnp.zeros_like(exponent), one - exponent, 60)
     reached = jnp.maximum(exponent + step, jnp.nextafter(exponent, one))
     return jnp.where(is_even(one - exponent), one, jnp.minimum(reached, one))
+
+
+def bisected(is_high: Callable, low: Array, high: Array, num_halvings: int) -> tuple[Array, Array]:
+    """The ends of an interval after bisections; `is_high` is true above the root."""
+
+    def bisect(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = ends
+        middle = (low + high) / 2
+        above = is_high(middle)
+        return jnp.where(above, low, middle), jnp.where(above, middle, high)
+
+    return jax.lax.fori_loop(0, num_halvings, bisect, (low, high))
 
 
 def new_families(size: int, variance: Array) -> Families:

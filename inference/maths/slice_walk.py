@@ -32,7 +32,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from jaxtyping import Array, Float, Int
+from jax.scipy.special import erfinv
+from jaxtyping import Float, Int
+
+from inference.maths.host import Array
 
 __all__ = [
     "Limit",
@@ -79,6 +82,7 @@ class Walk(NamedTuple):
     high: Float[Array, " particle"]
     height: Float[Array, " particle"]  # of the slice, under the log prior
     round: Array
+    last: Float[Array, " particle"]  # a uniform number that nothing has used
 
 
 def is_above(log_likelihood: Array, label: Array, limit: Limit) -> Array:
@@ -107,7 +111,7 @@ def walk(
         densities: a function of a vector that returns its log prior and log likelihood.
         start: the particles.
         limit: what their likelihoods must stay above.
-        draw_direction: a function of a key that returns directions [particle, size].
+        draw_direction: a function of uniform numbers that returns directions [particle, size].
         num_steps: slice-sampling steps of each particle.
         width: of the interval, in units of the length of the direction.
         offers: draws from the prior; each is offered to one particle.
@@ -115,7 +119,6 @@ def walk(
         num_offers: the most offers to a particle; then it walks.
     """
     num_particles, dtype = len(start.z), start.z.dtype
-    loop_key, label_key = random.split(rng_key)
     least = 8 * jnp.finfo(dtype).eps * width  # an interval that holds the point alone
 
     def offered(state: Walk) -> tuple[Array, Array]:
@@ -126,8 +129,10 @@ def walk(
         return is_waiting & (number < len(offers)), offers[jnp.minimum(number, len(offers) - 1)]
 
     def one_round(state: Walk) -> Walk:
-        key, direction_key = random.split(random.fold_in(loop_key, state.round))
-        uniform = random.uniform(key, (3, num_particles), dtype, minval=jnp.finfo(dtype).tiny)
+        # all at once, since each call is code that takes long to compile
+        numbers = (4 + 5 + 2 * start.z.shape[1], num_particles)
+        round_key = random.fold_in(rng_key, state.round)
+        uniform = random.uniform(round_key, numbers, dtype, minval=jnp.finfo(dtype).tiny)
         is_active, (is_offer, offer) = state.step < num_steps, offered(state)
         away = state.low + (state.high - state.low) * uniform[2]
         z = jnp.where(is_offer[:, None], offer, state.at.z + away[:, None] * state.direction)
@@ -154,12 +159,13 @@ def walk(
             state.num_evaluations + jnp.sum(is_active, dtype=jnp.int32),
             state.num_offered + jnp.sum(is_offer, dtype=jnp.int32),
             state.num_nan + jnp.sum(is_active & is_nan, dtype=jnp.int32),
-            jnp.where(goes_on[:, None], draw_direction(direction_key), state.direction),
+            jnp.where(goes_on[:, None], draw_direction(uniform[4:]), state.direction),
             step,
             jnp.where(goes_on, new_low, low),
             jnp.where(goes_on, new_low + width, high),
             jnp.where(goes_on, at.log_prior + jnp.log(uniform[1]), state.height),
             state.round + 1,
+            uniform[3],
         )
 
     # The first round finds the start itself and opens the first interval, so that the code for
@@ -177,12 +183,13 @@ def walk(
         zeros,
         jnp.full(num_particles, -jnp.inf, dtype),
         count,
+        zeros,
     )
     end = jax.lax.while_loop(lambda state: jnp.any(state.step < num_steps), one_round, state)
     least_label = jnp.where(
         end.at.log_likelihood == limit.log_likelihood, limit.label, jnp.zeros_like(limit.label)
     )
-    label = least_label + (1 - least_label) * random.uniform(label_key, (num_particles,), dtype)
+    label = least_label + (1 - least_label) * end.last
     return end._replace(at=end.at._replace(label=label))
 
 
@@ -203,7 +210,7 @@ def deviations_by_mode(
 
 
 def direction(
-    rng_key: Array,
+    uniform: Float[Array, "number particle"],
     points: Float[Array, "point size"],
     first: Int[Array, " particle"],
     count: Int[Array, " particle"],
@@ -213,18 +220,16 @@ def direction(
     """Random directions, as long as the standard deviation of the mode along them.
 
     Args:
-        rng_key: a JAX key.
+        uniform: 5 + 2 size numbers above 0 and below 1 for each particle.
         points: from which differences are taken, mode by mode.
         first: where the mode of each particle begins.
         count: points of its mode.
         own: the place in the mode of the point that the walk starts from.
         deviation: standard deviations of its mode.
     """
-    normal_key, uniform_key = random.split(rng_key)
-    (num_particles, size), dtype = deviation.shape, deviation.dtype
-    # all at once, since each call is code that takes long to compile
-    uniform = random.uniform(uniform_key, (5 + size, num_particles), dtype)
-    normal = deviation * random.normal(normal_key, (num_particles, size), dtype)
+    size, dtype = deviation.shape[1], deviation.dtype
+    even = jnp.maximum(2 * uniform[5 + size :].T - 1, jnp.finfo(dtype).eps - 1)
+    normal = deviation * np.sqrt(2) * erfinv(even)
     is_pair = (uniform[0] < 0.5) & (count > 2)
     # two points of the mode that are not the start
     others = jnp.maximum(count - 1, 1)
@@ -236,7 +241,7 @@ def direction(
     # frequent as large ones
     number = jnp.exp(uniform[3] * np.log(size))
     given = (uniform[4] * size).astype(jnp.int32)
-    is_changed = uniform[5:].T * size < number[:, None]
+    is_changed = uniform[5 : 5 + size].T * size < number[:, None]
     is_changed |= jnp.arange(size) == given[:, None]
     root = jnp.sqrt(is_changed.sum(1, keepdims=True).astype(dtype))
     return jnp.where(is_changed, whole, 0.0) / root

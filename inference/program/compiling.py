@@ -6,6 +6,7 @@
                                                  longer than it compiles
     built(function, arguments, options)          compiles the same, with constants in the code, and
                                                  with donated arguments
+    traced_once(function)                        traces a function once for the same shapes
     trace_hash(jaxpr)                            hash of traced code
     model_hash(program)                          hash of all terms of a model
     data_hash(value)                             hash of a tree of arrays
@@ -33,6 +34,7 @@ import jax
 import numpy as np
 from jax.core import Tracer, eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from numpyro.distributions import Distribution
 from platformdirs import user_cache_path
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "model_hash",
     "once",
     "trace_hash",
+    "traced_once",
 ]
 
 # options of a compiler that is faster, and whose code is slower
@@ -120,6 +123,15 @@ def built(
         return traced.lower().compile(compiler_options=options)
     form = (donated, traced.out_tree)
     return _remembered(traced.jaxpr, form, arguments, options, traced.lower, knows_constants=True)
+
+
+def traced_once(function: Callable) -> Callable:
+    """The function, which JAX traces once for arguments of the same shapes, inside of other code.
+
+    Args:
+        function: a function of arrays, whose code becomes a part of the code that calls it.
+    """
+    return jax.jit(function, inline=True)
 
 
 def _remembered(
@@ -294,11 +306,15 @@ class _Flow:
 
 
 def _hash_tree(value: Any, hash_leaf: Callable[[Any], str]) -> str:
-    leaves, form = jax.tree.flatten(value)
+    leaves, form = jax.tree.flatten(value, lambda node: isinstance(node, Distribution))
     return _sha(_without_addresses(str(form)), *map(hash_leaf, leaves))
 
 
 def _hash_leaf(leaf: Any) -> str:
+    if isinstance(leaf, Distribution):  # as a tree its fields have the order of a set of names
+        kind = type(leaf)
+        names = (*kind.gather_pytree_data_fields(), *kind.gather_pytree_aux_fields())
+        return _sha(kind.__qualname__, data_hash({name: vars(leaf).get(name) for name in names}))
     if not hasattr(leaf, "__array__"):
         return _without_addresses(repr(leaf))
     array = as_numpy(leaf)

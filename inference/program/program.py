@@ -21,21 +21,23 @@ import numpy as np
 from jax import Array, random
 from jax.core import Tracer
 from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.distributions.distribution import validation_enabled
 from numpyro.infer.util import compute_log_probs, constrain_fn, potential_energy, unconstrain_fn
 from numpyro.ops.provenance import eval_provenance
 
-from inference.program.compiling import compiled, data_hash, is_traced, model_hash
+from inference.program.checks import check, named_error
+from inference.program.compiling import data_hash, is_traced, model_hash
+from inference.program.interpreting import interpreted
 from inference.program.sites import (
     Inspection,
     Plate,
     Site,
     StructureError,
-    check,
     initial_value,
     inspect_model,
     is_data,
     model_name,
-    named_error,
 )
 
 __all__ = ["Program", "evenly", "num_entries"]
@@ -129,8 +131,7 @@ class Program:
                 check, and traces nothing.
         """
         values = {name: self.arguments[name] for name in by_row}
-        as_array = lambda value: value if isinstance(value, Array) else np.asarray(value)
-        some = self.with_arguments(**{k: as_array(value)[rows] for k, value in values.items()})
+        some = self.with_arguments(**{k: _rows_of(value, rows) for k, value in values.items()})
         if site is None:
             return some
         cut = (
@@ -229,7 +230,8 @@ class Program:
         (`numpyro.ops.provenance`), not by their values: `0 * x` counts as a use of x, and so does
         a loop that carries x. No parent is missed.
         """
-        terms = lambda values: {**self.log_probs(values), **self.deterministics(values)}
+        fixed = self.deterministics if self.deterministic else lambda values: {}
+        terms = lambda values: {**self.log_probs(values), **fixed(values)}
         found = self._provenance(terms)
         return {name: frozenset(found[name]) - {name} for name in self.sites}
 
@@ -282,10 +284,18 @@ class Program:
         }
         if not is_traced(given):
             return {name: jnp.asarray(value) for name, value in given.items()}
-        observed = lambda rng_key: _values(self.trace(self.draw_start(rng_key)), given)
+        observed = lambda rng_key: _values(self._started(rng_key, {}), given)
         keys = [random.key(seed) for seed in (0, 1)]
-        first, second = map(compiled(observed, keys[0]), keys)
-        return {name: _where_equal(first[name], second[name]) for name in first}
+        first, second = map(interpreted(observed, keys[0]), keys)
+        return jax.device_put({name: _where_equal(first[name], second[name]) for name in first})
+
+    @cached_property
+    def _quick(self) -> Callable:
+        """The model without NumPyro's checks of parameters, which `inspection` makes.
+
+        JAX would compile each operation of a check by itself.
+        """
+        return validation_enabled(False)(self.model)
 
     # The density and its terms.
 
@@ -300,7 +310,7 @@ class Program:
                 keeps its data.
             rng_key: draws the sites that `values` leaves out; None where it leaves out none.
         """
-        model = handlers.substitute(self.model, data=self._accepted(values, rng_key is None))
+        model = handlers.substitute(self._quick, data=self._accepted(values, rng_key is None))
         if rng_key is not None:
             model = handlers.seed(model, rng_key)
         return handlers.trace(model).get_trace(*self.args, **self.kwargs)
@@ -315,7 +325,7 @@ class Program:
             held: values of deterministic sites, in place of those that the model computes.
         """
         data = {**self._accepted(values), **(held or {})}
-        return compute_log_probs(self.model, self.args, self.kwargs, data, sum_log_prob=False)[0]
+        return compute_log_probs(self._quick, self.args, self.kwargs, data, sum_log_prob=False)[0]
 
     def log_prior(self, values: Mapping[str, Any]) -> dict[str, Array]:
         """The terms of the latent sites (and of a Delta without data)."""
@@ -343,22 +353,28 @@ class Program:
     # Unconstrained space: discrete sites pass through unchanged.
 
     def constrain(self, unconstrained: Mapping[str, Any]) -> dict[str, Any]:
-        """Values in the support of each site, which may depend on other sites."""
+        """Values in the support of each site, which may depend on other sites.
+
+        Cost: one trace of the model where a support is computed from other sites.
+        """
         fixed, free = self._split(unconstrained)
-        model = handlers.substitute(self.model, data=fixed)
+        supports = {name: self.sites[name].support for name in free}
+        if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(supports)):
+            return {**fixed, **{k: biject_to(supports[k])(value) for k, value in free.items()}}
+        model = handlers.substitute(self._quick, data=fixed)
         return {**fixed, **constrain_fn(model, self.args, self.kwargs, free)}
 
     def unconstrain(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The inverse of `constrain`."""
         fixed, free = self._split(values)
         # conditioned, not substituted: NumPyro looks for no transform of an observed site
-        model = handlers.condition(self.model, data=fixed)
+        model = handlers.condition(self._quick, data=fixed)
         return {**fixed, **unconstrain_fn(model, self.args, self.kwargs, free)}
 
     def log_density_unconstrained(self, unconstrained: Mapping[str, Any]) -> Array:
         """Log joint with the Jacobian of `constrain`: minus NumPyro's potential energy."""
         fixed, free = self._split(unconstrained)
-        model = handlers.substitute(self.model, data=fixed)
+        model = handlers.substitute(self._quick, data=fixed)
         return -potential_energy(model, self.args, self.kwargs, free)
 
     def _split(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -389,14 +405,19 @@ class Program:
         """
         if not callable(given):
             given = self._accepted(given or {}, complete=False)
+        return _values(self._started(rng_key, given), (*self.latent, *self.subsampled))
+
+    def _started(
+        self, rng_key: Array, given: Mapping[str, Any] | Callable
+    ) -> dict[str, dict[str, Any]]:
+        """The model's trace at a start."""
 
         def start(message: dict[str, Any]) -> Any:
             value = given(message) if callable(given) else given.get(message["name"])
             return initial_value(message) if value is None else value
 
-        model = handlers.substitute(handlers.seed(self.model, rng_key), substitute_fn=start)
-        trace = handlers.trace(model).get_trace(*self.args, **self.kwargs)
-        return _values(trace, (*self.latent, *self.subsampled))
+        model = handlers.substitute(handlers.seed(self._quick, rng_key), substitute_fn=start)
+        return handlers.trace(model).get_trace(*self.args, **self.kwargs)
 
     def draw_prior(self, rng_key: Array, num_draws: int | None = None) -> dict[str, Array]:
         """Latent values from the prior.
@@ -502,13 +523,25 @@ class Program:
         """
         names = (*self.latent, *self.subsampled)
         from_prior = lambda key: _values(self.trace({}, key), names)
-        given = [] if start is None else [partial(self.draw_start, given=start)]
-        check(self, [*given, self.draw_start, from_prior])
+        starts = {} if start is None else {partial(self.draw_start, given=start): 10}
+        if not isinstance(start, Mapping):
+            # this has few draws, or none, and is compiled faster
+            in_the_middle = partial(self.draw_start, given=partial(initial_value, radius=None))
+            starts = {in_the_middle: 1} | starts
+        check(self, starts | {self.draw_start: 10, from_prior: 10})
 
 
 def evenly(num_rows: int, size: int) -> np.ndarray:
     """Indices of `size` rows, spread evenly over `num_rows`."""
     return ((np.arange(size) + 0.5) * num_rows // size).astype(int)
+
+
+def _rows_of(value: Any, rows: np.ndarray) -> Any:
+    """Some rows of an argument; those of a JAX array are cut by NumPy, which compiles nothing."""
+    if isinstance(value, Tracer):
+        return value[rows]
+    found = np.asarray(value)[rows]
+    return jax.device_put(found) if isinstance(value, Array) else found
 
 
 def num_entries(value: Any) -> int | None:
@@ -555,7 +588,7 @@ def _checked_value(message: dict[str, Any], latent: Mapping[str, Any]) -> Any:
     return value
 
 
-def _where_equal(first: Array, second: Array) -> Array:
+def _where_equal(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """The first array, NaN where two runs of the model differ in an observed value."""
     is_same = (first == second) | ((first != first) & (second != second))  # NaN is the same as NaN
-    return first if bool(is_same.all()) else jnp.where(is_same, first, jnp.nan)
+    return first if is_same.all() else np.where(is_same, first, np.nan)

@@ -2,7 +2,6 @@
 
 proof            checks identities at random values; `StructureError` names the site that fails
 conditional      the complete conditional of a site, by differentiating the log joint
-families         the families that such a conditional may have
 conjugate/       the table of conjugate pairs, and `register_conjugate`
 crp_mixture      a CRP partition of the rows, whose conjugate groups can be integrated out
 stick_mixture/   a truncated stick-breaking mixture of conjugate blocks

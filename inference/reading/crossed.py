@@ -51,10 +51,10 @@ from numpyro.primitives import Messenger
 
 from inference.distributions.missing import Missing
 from inference.distributions.probit import BinomialProbit, OrderedProbit
-from inference.program.compiling import once
+from inference.program.interpreting import interpreted
 from inference.program.program import Program
 from inference.program.sites import Site, StructureError, is_real, unwrap
-from inference.reading.proof import gap, random_settings, root_epsilon, worst
+from inference.reading.proof import gap, root_epsilon, worst
 
 __all__ = [
     "LINKS",
@@ -180,6 +180,11 @@ class Crossed:
         of_components = self.components[:2] if self.components else ()
         return (*self.sides[0].sites, *self.sides[1].sites, *of_components, *self.shared)
 
+    @property
+    def global_names(self) -> tuple[str, ...]:
+        """The amplitudes and the shared sites."""
+        return ((self.components.amplitude,) if self.components else ()) + self.shared
+
     def num_entries(self, program: Program) -> int:
         """The number of entries."""
         return len(program.arguments[self.by_entry[0]])
@@ -250,9 +255,12 @@ class Crossed:
 
     def global_values(self, values: Mapping[str, Any]):
         """Amplitudes and shared sites as one vector, and the way back to a dictionary."""
-        names = ((self.components.amplitude,) if self.components else ()) + self.shared
-        flat, unravel = ravel_pytree([jnp.asarray(values[name]) for name in names])
-        return flat, lambda x: dict(zip(names, unravel(x), strict=True))
+        flat, unravel = ravel_pytree([jnp.asarray(values[name]) for name in self.global_names])
+        return flat, lambda x: dict(zip(self.global_names, unravel(x), strict=True))
+
+    def width(self, program: Program, side: Side) -> int:
+        """How many columns `flat` has."""
+        return sum(int(np.prod(program.sites[name].shape[1:])) for name in side.sites)
 
     def flat(self, values: Mapping[str, Any], side: Side) -> Array:
         """The sites of a side as one array, [item, column]."""
@@ -270,46 +278,61 @@ class Crossed:
             for name, part, shape in zip(side.sites, parts, shapes, strict=True)
         }
 
-    def shifted(
-        self, program: Program, values: Mapping[str, Any], intercept: Intercept, step: Any
-    ) -> dict[str, Any]:
-        """All values, after `step` has moved from the items' intercept to the shared site.
+    def direction(self, program: Program, intercept: Intercept) -> dict[str, Array]:
+        """By how much each site changes where 1 moves from the items' intercept to the shared site.
 
         The predictor does not change.
         """
-        (side, column, place), (shared, put) = intercept, self.global_values(values)
-        rows = self.unflat(program, side, self.flat(values, side).at[:, column].add(-step))
-        return {**values, **put(shared.at[place].add(step)), **rows}
+        (own, column, place), shapes = intercept, program.latent_shapes()
+        names = (*self.sides[0].sites, *self.sides[1].sites, *self.global_names)
+        still = {name: jnp.zeros(shapes[name].shape, shapes[name].dtype) for name in names}
+        flat, put = self.global_values(still)
+        rows = self.unflat(program, own, self.flat(still, own).at[:, column].add(-1))
+        return still | put(flat.at[place].add(1)) | rows
 
-    def line(
-        self, program: Program, values: Mapping[str, Any], intercept: Intercept
+    def along(
+        self, program: Program, values: Mapping[str, Any], direction: Mapping[str, Array]
     ) -> tuple[Array, Array]:
-        """Slope of the log joint along the move of `shifted`, and minus its second derivative."""
-        names, zero = (*intercept.side.sites, *self.shared), jnp.zeros((), jnp.result_type(float))
-        shifted = lambda step: self.shifted(program, values, intercept, step)
-        return _slope_and_fall(lambda step: self.log_prior(program, shifted(step), names), zero)
+        """Slope of the log prior along a direction, and minus its second derivative."""
 
-    def prior(
-        self, program: Program, values: Mapping[str, Any], side: Side | None = None
-    ) -> tuple[Array, Array]:
-        """Slope of the log prior in the sites of a side, and minus its second derivative.
+        def log_prior(step):
+            moved = {name: values[name] + step * own for name, own in direction.items()}
+            return self.log_prior(program, {**values, **moved}, tuple(direction))
 
-        Both are [item, column]. Without a side they are those in amplitudes and shared sites,
-        [column].
+        slope, bend = jax.jvp(jax.grad(log_prior), *[(jnp.zeros(()),), (jnp.ones(()),)])
+        return slope, -bend
+
+    def priors(self, program: Program, values: Mapping[str, Any]) -> list[tuple[Array, Array]]:
+        """Slope of the log prior in the sites of each side, and minus its second derivative.
+
+        Both are [item, column]. The last ones are those in amplitudes and shared sites, [column].
         """
-        start, place = self.global_values(values)
-        if side:
-            start, place = self.flat(values, side), lambda x: self.unflat(program, side, x)
-        names = tuple(place(start))
-        log_prior = lambda x: self.log_prior(program, {**values, **place(x)}, names)
-        return _slope_and_fall(log_prior, start)
+        flat, put = self.global_values(values)
+        places = [lambda x, side=side: self.unflat(program, side, x) for side in self.sides]
+        places.append(put)
+        start = [*(self.flat(values, side) for side in self.sides), flat]
+        names = (*self.sides[0].sites, *self.sides[1].sites, *self.global_names)
+
+        def log_prior(x):
+            moved = [place(own) for place, own in zip(places, x, strict=True)]
+            return self.log_prior(program, {**values, **moved[0], **moved[1], **moved[2]}, names)
+
+        slopes, bend = jax.linearize(jax.grad(log_prior), start)
+        # one part moves at a time: the prior of one may depend on another
+        moves = [
+            jnp.stack([jnp.full_like(own, i == j) for j in range(len(start))])
+            for i, own in enumerate(start)
+        ]
+        bends = jax.vmap(bend)(moves)
+        return [(slope, -own[i]) for i, (slope, own) in enumerate(zip(slopes, bends, strict=True))]
 
     def log_odds(self, program: Program, values: Mapping[str, Any], switch: str, k: Array) -> Array:
         """Prior log odds that the switch of component k is on, given the other switches."""
         log_prior = lambda on: self.log_prior(
             program, {**values, switch: values[switch].at[k].set(on)}, (switch,)
         )
-        return log_prior(1) - log_prior(0)
+        off, on = jax.vmap(log_prior)(jnp.arange(2, dtype=values[switch].dtype))
+        return on - off
 
     def log_prior(
         self, program: Program, values: Mapping[str, Any], names: tuple[str, ...]
@@ -320,11 +343,6 @@ class Crossed:
         terms = program.log_probs(values)
         own = [jnp.sum(term) for name, term in terms.items() if name in about]
         return sum(own, start=jnp.zeros(()))
-
-
-def _slope_and_fall(log_density, at: Array) -> tuple[Array, Array]:
-    slope, bend = jax.jvp(jax.grad(log_density), (at,), (jnp.ones_like(at),))
-    return slope, -bend
 
 
 def chunks(size: int, most: int = 2**13) -> Int[Array, "chunk entry"]:
@@ -339,6 +357,7 @@ def chunks(size: int, most: int = 2**13) -> Int[Array, "chunk entry"]:
 
 
 NUM_PROVED = 512  # entries on which the identities are proved
+NUM_SETTINGS = 3  # random values at which they are
 
 
 def read_crossed(program: Program, rng_key: Array) -> Crossed:
@@ -354,9 +373,9 @@ def read_crossed(program: Program, rng_key: Array) -> Crossed:
     observed, size = _observed(program)
     missed = []
     for found in _proposals(program, observed, size, missed):
-        gap = _largest_gap(found, program, rng_key)
+        gap, moves = _proved(found, program, rng_key)
         if gap < root_epsilon():
-            return replace(found, intercepts=_intercepts(found, program, rng_key))
+            return replace(found, intercepts=_intercepts(found, program, rng_key, moves))
         missed.append(
             f"sides {' and '.join(repr(side.plate) for side in found.sides)} miss by {gap:.2g}"
         )
@@ -491,107 +510,117 @@ def _is_separate(crossed: Crossed, two: Program) -> bool:
 # Proofs.
 
 
-def _largest_gap(crossed: Crossed, program: Program, rng_key: Array) -> float:
-    """The largest relative gap of all identities at random values of all sites.
+def _proved(crossed: Crossed, program: Program, rng_key: Array) -> tuple[float, list[np.ndarray]]:
+    """The largest relative gap of all identities at random values, and which slopes are 1.
 
-    Identities compare two points; every switch is on at one of the two.
+    Each identity compares values with others: of the sites of a side, or of all others. Every
+    switch is on at one of the two. Slopes are those in the columns of each side, and in the shared
+    sites, at all entries.
     """
     size = crossed.num_entries(program)
     some = crossed.at(program, np.linspace(0, size - 1, min(size, NUM_PROVED)).astype(int))
+    draw = lambda key: lax.map(some.draw_initial, random.split(key, 2 * NUM_SETTINGS))
+    drawn = interpreted(draw, rng_key)(rng_key)
+    drawn = {name: np.split(np.array(x), NUM_SETTINGS) for name, x in drawn.items()}
+    if crossed.components:
+        rng = np.random.default_rng(0)
+        for first, second in drawn[crossed.components.switch]:
+            first[:] = rng.integers(0, 2, first.shape)
+            second[:] = 1 - first
+    shared = replace(crossed, components=None)
 
-    def gaps(key):
-        keys = random.split(key, 5)
-        values, other = some.draw_initial(keys[0]), some.draw_initial(keys[3])
+    def gaps(both):
+        values, other = ({name: x[i] for name, x in both.items()} for i in (0, 1))
+        tables = [crossed.table(some, values, side) for side in crossed.sides]
+        parts = [side.sites for side in crossed.sides]
+        parts.append((*(crossed.components[:2] if crossed.components else ()), *crossed.shared))
+        moved = [values | {name: other[name] for name in names} for names in ((), *parts)]
+        at = lambda values: (
+            predictor(some, crossed.observed, values),
+            crossed.priors(some, values),
+            [*(crossed.flat(values, side) for side in crossed.sides), *_on(crossed, values)],
+        )
+        eta, priors, places = lax.map(at, jax.tree.map(lambda *each: jnp.stack(each), *moved))
+        step = lambda i: places[i][1 + i] - places[i][0]
+        slopes = crossed.slopes(some, values)
+        index = [jnp.asarray(some.arguments[side.index]) for side in crossed.sides]
+        rises = [jnp.sum(tables[i][index[1 - i]] * step(i)[index[i]], axis=-1) for i in (0, 1)]
+        rises.append(slopes @ (places[3][3] - places[3][0]))
+        found = [_gap(eta[1 + i] - eta[0], rise) for i, rise in enumerate(rises)]
+        for i, (slope, fall) in enumerate(priors):
+            prior = slope[0], fall[0]
+            found.append(_gap_of_normal(prior, (slope[1 + i], fall[1 + i]), step(i)))
         if crossed.components:
-            switch = crossed.components.switch
-            old = values[switch]
-            values[switch] = random.bernoulli(keys[4], shape=old.shape).astype(old.dtype)
-            other[switch] = 1 - values[switch]
-        found = _gaps_of_globals(crossed, some, values, other)
-        for side, at in zip(crossed.sides, keys[1:3], strict=True):
-            found += _gaps_of_side(crossed, some, values, side, at)
+            factors = zip(crossed.components.factors, index, strict=True)
+            u, v = (values[name][place] for name, place in factors)
+            found.append(_gap(slopes[:, : u.shape[1]], u * v))
         site = some.trace(values)[crossed.observed]
-        link = rebuilt(site["fn"], predictor(some, crossed.observed, values))
+        link = rebuilt(site["fn"], eta[0])
         log_prob = some.log_probs(values)[crossed.observed]
         found.append(_gap(log_prob, link.log_prob(site["value"])))
-        return {crossed.observed: jnp.max(jnp.stack(found))}
+        of_chunk = lambda entries: jnp.all(
+            shared.slopes(crossed.at(program, entries), values) == 1, axis=0
+        )
+        are_one = [jnp.all(table == 1, axis=0) for table in tables]
+        are_one.append(jnp.all(lax.map(of_chunk, chunks(size)), axis=0))
+        return {crossed.observed: jnp.max(jnp.stack(found))}, are_one
 
-    return float(worst(gaps, random_settings(rng_key))[0][crossed.observed])
-
-
-def _gaps_of_side(
-    crossed: Crossed, some: Program, values: dict[str, Array], side: Side, rng_key: Array
-) -> list[Array]:
-    [other] = (each for each in crossed.sides if each.plate != side.plate)
-    old = crossed.flat(values, side)
-    step = random.normal(rng_key, old.shape, old.dtype)
-    moved = {**values, **crossed.unflat(some, side, old + step)}
-    index, of_other = (jnp.asarray(some.arguments[each.index]) for each in (side, other))
-    wanted = jnp.sum(crossed.table(some, values, side)[of_other] * step[index], axis=-1)
-    found = predictor(some, crossed.observed, moved) - predictor(some, crossed.observed, values)
-    prior, there = crossed.prior(some, values, side), crossed.prior(some, moved, side)
-    return [_gap(found, wanted), _gap_of_normal(prior, there, step)]
+    settings = [
+        (dict(zip(drawn, each, strict=True)),) for each in zip(*drawn.values(), strict=True)
+    ]
+    largest, are_one = worst(gaps, settings)
+    return float(largest[crossed.observed]), [np.flatnonzero(each) for each in are_one[0]]
 
 
-def _gaps_of_globals(
-    crossed: Crossed, some: Program, values: dict[str, Array], other: dict[str, Array]
-) -> list[Array]:
-    """Gaps of (2), when amplitudes, switches and shared sites move to their values in `other`."""
-    names = (*(crossed.components[:2] if crossed.components else ()), *crossed.shared)
-    moved = {**values, **{name: other[name] for name in names}}
-    slopes = crossed.slopes(some, values)
-    (start, _), (end, _) = crossed.global_values(values), crossed.global_values(moved)
-    prior, there = crossed.prior(some, values), crossed.prior(some, moved)
-    of_prior = _gap_of_normal(prior, there, end - start)
-    found = predictor(some, crossed.observed, moved) - predictor(some, crossed.observed, values)
+def _on(crossed: Crossed, values: Mapping[str, Any]) -> tuple[Array, Array]:
+    """Amplitudes and shared sites; and the same, where components that are switched off have 0."""
+    flat, _ = crossed.global_values(values)
     if not crossed.components:
-        return [_gap(found, slopes @ (end - start)), of_prior]
-    (switch, _, factors), width = crossed.components, len(values[crossed.components.switch])
-    on = lambda at, x: x.at[:width].multiply(at[switch])
-    u, v = (
-        values[name][jnp.asarray(some.arguments[side.index])]
-        for name, side in zip(factors, crossed.sides, strict=True)
-    )
-    wanted = slopes @ (on(moved, end) - on(values, start))
-    return [_gap(found, wanted), _gap(slopes[:, :width], u * v), of_prior]
+        return flat, flat
+    switch = values[crossed.components.switch]
+    return flat, flat.at[: len(switch)].multiply(switch)
 
 
-def _intercepts(crossed: Crossed, program: Program, rng_key: Array) -> tuple[Intercept, ...]:
+def _intercepts(
+    crossed: Crossed, program: Program, rng_key: Array, are_one: list[np.ndarray]
+) -> tuple[Intercept, ...]:
     """The intercepts: where a shared site and all items of a side add the same to every entry.
 
     The log prior along the move between them must be that of a Normal.
+
+    Args:
+        crossed: the structure.
+        program: the model with its data.
+        rng_key: for values.
+        are_one: by `_proved`.
     """
-    if not crossed.shared:
-        return ()
-    shared, first = replace(crossed, components=None), crossed.at(program, np.arange(1))
-
-    def are_one(key):
-        values = program.draw_initial(key)
-        tables = [
-            jnp.all(crossed.table(first, values, side) == 1, axis=0) for side in crossed.sides
-        ]
-        slopes = lambda some: jnp.all(shared.slopes(crossed.at(program, some), values) == 1, axis=0)
-        return [*tables, jnp.all(lax.map(slopes, chunks(crossed.num_entries(program))), axis=0)]
-
-    *tables, of_shared = (np.flatnonzero(each) for each in once(are_one, rng_key)(rng_key))
-    if not of_shared.size:
+    *tables, shared = are_one
+    columns = [
+        (side, int(at[0])) for side, at in zip(crossed.sides, tables, strict=True) if at.size
+    ]
+    if not (shared.size and columns):
         return ()
     components = crossed.components
-    place = int(of_shared[0]) + (program.sites[components.switch].shape[0] if components else 0)
-    found = []
-    for side, columns in zip(crossed.sides, tables, strict=True):
-        for column in columns[:1]:
-            intercept = Intercept(side, int(column), place)
+    place = int(shared[0]) + (program.sites[components.switch].shape[0] if components else 0)
+    found = [Intercept(side, column, place) for side, column in columns]
+    first = crossed.at(program, np.arange(1))
 
-            def gaps(key, intercept=intercept):
-                values, step = first.draw_initial(key), jnp.ones(())
-                moved = crossed.shifted(first, values, intercept, step)
-                prior, there = (crossed.line(first, at, intercept) for at in (values, moved))
-                return {"": _gap_of_normal(prior, there, step)}
+    def gaps(key):
+        values = first.draw_initial(key)
 
-            if worst(gaps, [(rng_key,)])[0][""] < root_epsilon():
-                found.append(intercept)
-    return tuple(found)
+        def gap_of(direction):
+            at = lambda step: crossed.along(
+                first, values | {k: values[k] + step * x for k, x in direction.items()}, direction
+            )
+            slope, fall = lax.map(at, jnp.arange(2.0))
+            return _gap_of_normal((slope[0], fall[0]), (slope[1], fall[1]), jnp.ones(()))
+
+        directions = [crossed.direction(first, each) for each in found]
+        each = lax.map(gap_of, jax.tree.map(lambda *x: jnp.stack(x), *directions))
+        return {str(i): each[i] for i in range(len(found))}
+
+    largest, _ = worst(gaps, [(rng_key,)])
+    return tuple(each for i, each in enumerate(found) if largest[str(i)] < root_epsilon())
 
 
 def _gap_of_normal(prior: tuple[Array, Array], there: tuple[Array, Array], step: Array) -> Array:

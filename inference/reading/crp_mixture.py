@@ -22,9 +22,9 @@ Cost: a few traces of the model on at most `OTHERS` rows; the whole data are rea
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -35,9 +35,10 @@ from jax import Array, random
 from numpyro import handlers
 
 from inference.distributions.partitions import ExchangeablePartition
-from inference.program.compiling import once
-from inference.program.program import Program
-from inference.program.sites import StructureError, initial_value, model_name, unwrap
+from inference.program.compiling import is_arrays, is_traced
+from inference.program.interpreting import interpreted
+from inference.program.program import Program, num_entries
+from inference.program.sites import StructureError, initial_value, model_name, require, unwrap
 from inference.reading.conjugate.pairs import columns, term
 from inference.reading.conjugate.table import ConjugatePair, pair_of
 from inference.reading.proof import gap, gap_of_numbers, prove, random_settings
@@ -63,13 +64,13 @@ def _started(
     1/2, so that they can be inverted. Without a key they are all at 0: what is computed from the
     start is then the same to the last bit, whatever the number of rows.
     """
-    # Found before the model runs, because it may itself trace the model.
-    one_group = jnp.zeros(program.sites[z].shape, jnp.int32)
 
     def start(message):
         name = message["name"]
-        if name in given or name == z:
-            return given.get(name, one_group)
+        if name in given:
+            return given[name]
+        if name == z:
+            return jnp.zeros(message["fn"].shape(), jnp.int32)
         is_matrix = message["type"] == "sample" and unwrap(message["fn"]).event_dim > 1
         radius = None if rng_key is None else 0.5 if is_matrix else 0.5 * spread
         return initial_value(message, radius)
@@ -156,10 +157,6 @@ class Partition:
     num_classes: int
     max_groups: int | None
 
-    def __getstate__(self) -> dict[str, Any]:
-        # The fields alone: compiled code cannot be pickled.
-        return {field.name: vars(self)[field.name] for field in fields(self)}
-
     def differences(self, program: Program) -> list[str]:
         """Returns how a program differs from the one that was read, apart from its rows.
 
@@ -198,7 +195,11 @@ class Partition:
         return tuple(name for name in each[0] if all(name in names for names in each))
 
     def _by_row(self, program: Program) -> dict[str, Any]:
-        return program.by_row(program.sites[self.z].shape[0])
+        """The arguments with an entry for each row; the model is traced if lengths do not tell."""
+        known = self.few.by_row(self.few.sites[self.z].shape[0])
+        lengths = {num_entries(program.arguments.get(name)) for name in known}
+        told = lengths.pop() if len(lengths) == 1 else None
+        return program.by_row(program.sites[self.z].shape[0] if told is None else told)
 
     def trace(
         self,
@@ -242,15 +243,9 @@ class Partition:
 
     def rows(self, program: Program) -> PartitionRows:
         """Returns the data by row; raises ValueError for data outside of a likelihood's support."""
-        # The data are constants, also when this is called while other code is traced.
-        with jax.ensure_compile_time_eval():
-            try:  # compiled once for all data of a shape, if tracing does not need the data
-                rows = _rows_by_argument(self, self._by_row(program))
-            except jax.errors.JAXTypeError:
-                rows = once(lambda: self.rows_of(self.trace(program, {})))()
-            rows = jax.tree.map(np.asarray, rows)
+        rows, priors = self._look(program)
         for block in self.blocks:
-            block.family.refuse(block.site, rows.values[block.site], self._priors[block.site])
+            block.family.refuse(block.site, rows.values[block.site], priors[block.site])
         bad = np.flatnonzero((rows.labels < -1) | (rows.labels >= self.num_classes))
         if len(bad):
             raise ValueError(
@@ -259,9 +254,20 @@ class Partition:
             )
         return rows
 
-    @cached_property
-    def _priors(self) -> dict[str, Any]:
-        return jax.device_get(once(lambda: self.parameters({}))().priors)
+    def _look(self, program: Program) -> Any:
+        """The data by row and the priors; rows of one shape share one trace of the model."""
+        values = {name: program.arguments[name] for name in self.by_row([program])}
+        if is_arrays(values) and not is_traced(values):
+            types = tuple((name, jax.typeof(value)) for name, value in values.items())
+            try:
+                return _looking(self, types, jax.config.jax_enable_x64)(values)
+            except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+                pass  # the model looks at values of its rows, so it is traced with them
+        return interpreted(lambda: self._seen(program))()
+
+    def _seen(self, program: Program) -> tuple[PartitionRows, dict[str, Any]]:
+        trace = self.trace(program, {})
+        return self.rows_of(trace), self.parameters_of(trace).priors
 
     def rows_of(self, trace: Mapping[str, dict]) -> PartitionRows:
         """Returns the data in a trace."""
@@ -287,9 +293,13 @@ class Partition:
         return jnp.exp(fn.log_prob(codes).reshape(self.num_classes, -1)[:, 0])
 
 
-@partial(jax.jit, static_argnums=0)
-def _rows_by_argument(partition: Partition, by_row: dict[str, Any]) -> PartitionRows:
-    return partition.rows_of(partition.trace(partition.few.with_arguments(**by_row), {}))
+@lru_cache(maxsize=16)
+def _looking(partition: Partition, types: tuple, x64: bool) -> Callable:
+    """A function of the arguments with an entry for each row, traced for arguments of `types`."""
+    shapes = {name: jax.ShapeDtypeStruct(of.shape, of.dtype) for name, of in types}
+    return interpreted(
+        lambda values: partition._seen(partition.few.with_arguments(**values)), shapes
+    )
 
 
 def read_partition(program: Program) -> Partition:
@@ -300,22 +310,21 @@ def read_partition(program: Program) -> Partition:
     z = _partition_site(program)
     few = program if program.sites[z].shape[0] <= FEW else _some_rows(program, z, FEW)
     trace: dict[str, dict] = {}  # abstract: only types and what is not an array may be looked at
-    jax.eval_shape(lambda key: trace.update(_started(few, z, {}, key)), random.key(0))
-    crp = unwrap(trace[z]["fn"])
     label_site = _label_site(few, z, trace)
+    crp = unwrap(trace[z]["fn"])
     label_sites = sites_of_labels(trace, label_site)
     blocks = _blocks(few, z, trace, label_sites)
     shares = _shares(few, label_sites)
     known = {z, *label_sites, shares, *(name for block in blocks for name in block.priors)}
     scalars = tuple(name for name in few.latent if name not in known)
     for name in scalars:
-        if few.sites[name].shape:
-            raise StructureError(
-                f"site {name!r}: latent, of shape {few.sites[name].shape}, and no parameter of a "
-                "group; wanted group parameters with "
-                f"conjugate priors, and scalars. Move {name!r} into the plates of class and group, "
-                "or fix it."
-            )
+        require(
+            not few.sites[name].shape,
+            f"site {name!r}: latent, of shape {few.sites[name].shape}, and no parameter of a "
+            "group; wanted group parameters with "
+            f"conjugate priors, and scalars. Move {name!r} into the plates of class and group, "
+            "or fix it.",
+        )
     known |= {block.site for block in blocks}
     for name in (name for name in (*few.observed, *few.factors) if name not in known):
         raise StructureError(
@@ -433,7 +442,7 @@ def _gap_of_block(
         )
         return (hyper, total + jnp.sum(family.log_predictive(mine, entry))), None
 
-    (hyper, right), _ = jax.lax.scan(add, (hyper, jnp.zeros((), x.dtype)), (labels, z, x))
+    (hyper, right), _ = jax.lax.scan(add, (hyper, jnp.zeros(())), (labels, z, x))
     values = tuple(
         _by_class(trace[name]["value"], trace[name]["fn"], block.num_axes) for name in block.priors
     )
@@ -497,52 +506,52 @@ def _partition_site(program: Program) -> str:
         for name, site in program.sites.items()
         if issubclass(site.distribution, ExchangeablePartition)
     ]
-    if len(found) != 1:
-        raise StructureError(
-            f"{model_name(program.model)}: found {len(found)} partition sites {found}, wanted one: "
-            f"numpyro.sample('z', CRP(alpha, num_rows, labels))."
-        )
-    if program.sites[found[0]].kind != "latent":
-        raise StructureError(
-            f"site {found[0]!r}: the partition is {program.sites[found[0]].kind}, wanted latent. "
-            "Leave out its obs."
-        )
+    require(
+        len(found) == 1,
+        f"{model_name(program.model)}: found {len(found)} partition sites {found}, wanted one: "
+        f"numpyro.sample('z', CRP(alpha, num_rows, labels)).",
+    )
+    require(
+        program.sites[found[0]].kind == "latent",
+        f"site {found[0]!r}: the partition is {program.sites[found[0]].kind}, wanted latent. "
+        "Leave out its obs.",
+    )
     return found[0]
 
 
-def _label_site(few: Program, z: str, trace: Mapping[str, dict]) -> str | None:
-    """The site whose value is the class of each row in the partition, at random starts."""
-    like_z = lambda site: (
-        site.shape == few.sites[z].shape and jnp.issubdtype(site.dtype, jnp.integer)
-    )
-    names = [
-        name
-        for name, site in few.sites.items()
-        if name != z
-        and like_z(site)
-        and not name.endswith(("_observed", "_unobserved"))
-        and sites_of_labels(trace, name)
-    ]
+def _label_site(few: Program, z: str, trace: dict[str, dict]) -> str | None:
+    """The site whose value is the class of each row in the partition, at random starts.
+
+    The abstract trace of the model is put into `trace`.
+    """
 
     def are_labels(rng_key):
-        at = _started(few, z, {}, rng_key)
-        classes = labels_of(unwrap(at[z]["fn"]))
-        return {name: jnp.all(at[name]["value"] == classes) for name in names}
+        trace.update(_started(few, z, {}, rng_key))
+        classes = labels_of(unwrap(trace[z]["fn"]))
+        like_z = lambda site: (
+            site.shape == few.sites[z].shape and jnp.issubdtype(site.dtype, jnp.integer)
+        )
+        names = [
+            name
+            for name, site in few.sites.items()
+            if name != z
+            and like_z(site)
+            and not name.endswith(("_observed", "_unobserved"))
+            and sites_of_labels(trace, name)
+        ]
+        return {name: jnp.all(trace[name]["value"] == classes) for name in names}
 
-    if not names:
-        return None
-    equal = once(are_labels, random.key(0))
+    equal = interpreted(are_labels, random.key(0))
     found = [equal(random.key(seed)) for seed in range(4)]
-    return next((name for name in names if all(each[name] for each in found)), None)
+    return next((name for name in found[0] if all(each[name] for each in found)), None)
 
 
 def _shares(few: Program, label_sites: list[str]) -> str | None:
     for name in label_sites:
-        if not few.sites[name].family.startswith("Categorical"):
-            raise StructureError(
-                f"site {name!r}: the class of a row is {few.sites[name].family}, wanted "
-                "Categorical."
-            )
+        require(
+            few.sites[name].family.startswith("Categorical"),
+            f"site {name!r}: the class of a row is {few.sites[name].family}, wanted Categorical.",
+        )
     parents = sorted(set().union(*(few.parents[name] for name in label_sites)) - set(label_sites))
     if not parents:
         return None
@@ -565,25 +574,24 @@ def _blocks(
         if z in few.parents[name] and few.sites[name].kind != "deterministic"
     ]
     for name in below:
-        if few.sites[name].kind != "observed":
-            raise StructureError(
-                f"site {name!r}: {few.sites[name].kind}, and depends on {z!r}; a group can only be "
-                "integrated out where observed features "
-                f"alone depend on it. Observe {name!r}, or leave the partition to another kernel."
-            )
-    if not below:
-        raise StructureError(
-            f"site {z!r}: no observed site depends on it; wanted features, obs=x, whose parameters "
-            f"are indexed by {z!r}."
+        require(
+            few.sites[name].kind == "observed",
+            f"site {name!r}: {few.sites[name].kind}, and depends on {z!r}; a group can only be "
+            "integrated out where observed features "
+            f"alone depend on it. Observe {name!r}, or leave the partition to another kernel.",
         )
+    require(
+        below,
+        f"site {z!r}: no observed site depends on it; wanted features, obs=x, whose parameters "
+        f"are indexed by {z!r}.",
+    )
     return tuple(_block(few, z, name, trace, label_sites) for name in below)
 
 
 def _block(
     few: Program, z: str, site: str, trace: Mapping[str, dict], label_sites: list[str]
 ) -> ComponentBlock:
-    crp = unwrap(trace[z]["fn"])
-    own = set(few.sites[site].plates)
+    crp, own = unwrap(trace[z]["fn"]), few.sites[site].plates
     outer = lambda name: [plate for plate in few.sites[name].plates if plate not in own]
     scalars = [name for name in few.parents[site] if not few.sites[name].shape]
     groups = [
@@ -591,24 +599,23 @@ def _block(
     ]
     for name in groups:
         sizes = tuple(few.plates[plate].size for plate in outer(name))
-        if sizes not in (
-            (crp.num_classes, crp.capacity),
-            (crp.capacity,) if crp.num_classes == 1 else (),
-        ):
-            raise StructureError(
-                f"site {name!r}: {site!r} depends on it, and its plates {few.sites[name].plates} "
-                f"have the sizes {sizes} beside those of "
-                f"{site!r}; wanted a class plate of {crp.num_classes} outside a group plate of "
-                f"{crp.capacity}."
-            )
-    types = {name: few.sites[name].family for name in groups}
-    priors, family = pair_of(site, types, few.sites[site].family)
-    batch = len(few.sites[site].shape) - unwrap(trace[site]["fn"]).event_dim
-    if batch > 2:
-        raise StructureError(
-            f"site {site!r}: found {batch} axes before an event, wanted [row] or [row, feature]. "
-            "Flatten the features."
+        require(
+            sizes
+            in ((crp.num_classes, crp.capacity), (crp.capacity,) if crp.num_classes == 1 else ()),
+            f"site {name!r}: {site!r} depends on it, and its plates {few.sites[name].plates} "
+            f"have the sizes {sizes} beside those of "
+            f"{site!r}; wanted a class plate of {crp.num_classes} outside a group plate of "
+            f"{crp.capacity}.",
         )
+    priors, family = pair_of(
+        site, {name: few.sites[name].family for name in groups}, few.sites[site].family
+    )
+    batch = len(few.sites[site].shape) - unwrap(trace[site]["fn"]).event_dim
+    require(
+        batch <= 2,
+        f"site {site!r}: found {batch} axes before an event, wanted [row] or [row, feature]. "
+        "Flatten the features.",
+    )
     for name in priors:
         _refuse_other_children(few, name, [*priors, site], site)
     return ComponentBlock(site, priors, family, len(outer(priors[0])))
@@ -616,11 +623,11 @@ def _block(
 
 def _refuse_other_children(few: Program, parent: str, allowed: list[str], site: str) -> None:
     for name, parents in few.parents.items():
-        if parent in parents and name not in allowed and few.sites[name].kind != "deterministic":
-            raise StructureError(
-                f"site {name!r} depends on {parent!r}, a parameter of {site!r}, which can then not "
-                "be integrated out."
-            )
+        require(
+            parent not in parents or name in allowed or few.sites[name].kind == "deterministic",
+            f"site {name!r} depends on {parent!r}, a parameter of {site!r}, which can then not "
+            "be integrated out.",
+        )
 
 
 def grid_of(partition: Partition, grid: Mapping[str, np.ndarray]) -> tuple[dict[str, Array], Array]:
@@ -634,11 +641,11 @@ def grid_of(partition: Partition, grid: Mapping[str, np.ndarray]) -> tuple[dict[
         The values, {site: [point]}, and log(density times spacing), normalised, [point].
     """
     for name in partition.scalars:
-        if name not in grid:
-            raise StructureError(
-                f"site {name!r}: a latent scalar is learned over a grid; give its values, say "
-                f"grid={{{name!r}: [0.1, 0.3, 1, 3]}}."
-            )
+        require(
+            name in grid,
+            f"site {name!r}: a latent scalar is learned over a grid; give its values, say "
+            f"grid={{{name!r}: [0.1, 0.3, 1, 3]}}.",
+        )
     for name, values in grid.items():
         if name not in partition.scalars:
             raise ValueError(
@@ -655,7 +662,7 @@ def grid_of(partition: Partition, grid: Mapping[str, np.ndarray]) -> tuple[dict[
                 f"grid: the values of {name!r} must be finite and rise; found {values}."
             )
     if not grid:
-        return {}, jnp.zeros(1)
+        return {}, jax.device_put(np.zeros(1, jnp.result_type(float)))
     mesh = np.meshgrid(*grid.values(), indexing="ij")
     points = {
         name: jnp.asarray(values.ravel(), float) for name, values in zip(grid, mesh, strict=True)

@@ -22,33 +22,34 @@ Cost of relabelling a vector: members^2 (features + members).
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from math import lgamma
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import random
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
-from inference.program.compiling import once
+from inference.maths.host import Array, generator, in_chunks, key_data
+from inference.program.compiling import QUICKLY, is_traced
+from inference.program.interpreting import interpreted
 from inference.program.program import Program
-from inference.program.sites import StructureError
-from inference.reading.proof import gap, random_settings, refuse, root_epsilon, worst
+from inference.program.sites import StructureError, require
+from inference.reading.proof import gap, refuse, root_epsilon, worst
 
 __all__ = [
+    "BLOCK",
     "NO_REFERENCE",
     "NUM_PROOFS",
     "Exchangeable",
     "Reference",
     "Split",
     "canonical_densities",
-    "canonical_draw",
     "exchangeable",
     "relabel",
     "relabel_alike",
@@ -56,6 +57,8 @@ __all__ = [
 ]
 
 NUM_PROOFS = 8  # draws at which an identity is proved
+BLOCK = 500  # vectors that are drawn, or computed, together
+IN_USE = 16  # splits whose traces are remembered
 
 
 class Split:
@@ -65,21 +68,49 @@ class Split:
         _refuse(program)
         self.program = program
         draw = lambda key: program.unconstrain(program.draw_prior(key))
-        shapes = jax.eval_shape(draw, random.key(0))
-        zeros = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
-        flat, self.unconstrained = ravel_pytree(zeros)
-        self.size, self.dtype = flat.size, flat.dtype
+        shapes = jax.eval_shape(draw, jax.eval_shape(random.key, 0))
+        self.shapes = dict(sorted(shapes.items()))  # in unconstrained space
         # sizes of the sites, in their order in the vector
-        self.blocks = tuple(leaf.size for leaf in jax.tree.leaves(shapes) if leaf.size)
-        if not self.size:
-            raise StructureError(
-                f"{sorted(program.latent)}: these latent sites have no free number among them; "
-                "there is nothing to infer."
-            )
+        self.blocks = tuple(leaf.size for leaf in self.shapes.values() if leaf.size)
+        self.size = sum(self.blocks)
+        require(
+            self.size,
+            f"{sorted(program.latent)}: these latent sites have no free number among them; "
+            "there is nothing to infer.",
+        )
+        self.dtype = jnp.result_type(*self.shapes.values())
+
+    def unconstrained(self, z: Array) -> dict[str, Array]:
+        """The unconstrained values of the latent sites at a vector."""
+        ends = np.cumsum([leaf.size for leaf in self.shapes.values()])
+        parts = zip(self.shapes.items(), ends, strict=True)
+        return {
+            name: z[end - leaf.size : end].reshape(leaf.shape).astype(leaf.dtype)
+            for (name, leaf), end in parts
+        }
+
+    def vector(self, values: dict[str, Array]) -> Array:
+        """The vector of constrained values of the latent sites."""
+        free = self.program.unconstrain(values)
+        return jnp.concatenate([jnp.ravel(free[name]).astype(self.dtype) for name in self.shapes])
 
     def draw(self, rng_key: Array) -> Array:
         """A vector from the prior."""
-        return ravel_pytree(self.program.unconstrain(self.program.draw_prior(rng_key)))[0]
+        return self.vector(self.program.draw_prior(rng_key))
+
+    def draws(self, rng: np.random.Generator, num_draws: int) -> Float[np.ndarray, "draw size"]:
+        """Vectors from the prior, in blocks that share one compiled program."""
+        blocks = [_block(self, key_data(rng)) for _ in range(-(-num_draws // BLOCK))]
+        return np.concatenate(jax.device_get(blocks))[:num_draws]
+
+    @property
+    def chunk(self) -> Float[np.ndarray, "point size"]:
+        """Vectors of the number and type that are computed together."""
+        return np.zeros((BLOCK, self.size), self.dtype)
+
+    def log_priors(self, z: Float[np.ndarray, "point size"]) -> Float[np.ndarray, " point"]:
+        """Log priors at vectors."""
+        return in_chunks(_log_priors(self), z)
 
     def values(self, z: Array) -> dict[str, Array]:
         """The constrained values of the latent sites at a vector."""
@@ -129,8 +160,7 @@ class Split:
         Raises ValueError where the likelihood is NaN at a draw from the prior.
         """
 
-        def gaps(key: Array) -> tuple[dict[str, Array], Array]:
-            z = self.draw(key)
+        def gaps(z: Array) -> tuple[dict[str, Array], Array]:
             log_prior, log_likelihood = self.densities(z)
             log_joint = self.program.log_density_unconstrained(self.unconstrained(z))
             return {
@@ -141,7 +171,8 @@ class Split:
                 )
             }, jnp.isnan(log_likelihood)
 
-        found, is_nan = worst(gaps, random_settings(random.key(1), num=NUM_PROOFS))
+        settings = [(z,) for z in self.draws(np.random.default_rng(1), NUM_PROOFS)]
+        found, is_nan = worst(gaps, settings)
         if any(is_nan):
             sites = " and ".join(map(repr, self.program.observed)) or "none observed"
             raise ValueError(
@@ -189,12 +220,12 @@ class Split:
 
 def _refuse(program: Program) -> None:
     for name in program.latent:
-        if program.sites[name].is_discrete:
-            raise StructureError(
-                f"site {name!r}: it is latent and discrete ({program.sites[name].family}); wanted "
-                "continuous latent sites. Sum it out of the model (a dist.MixtureSameFamily does "
-                "for a mixture)."
-            )
+        require(
+            not program.sites[name].is_discrete,
+            f"site {name!r}: it is latent and discrete ({program.sites[name].family}); wanted "
+            "continuous latent sites. Sum it out of the model (a dist.MixtureSameFamily does "
+            "for a mixture).",
+        )
     for name in program.factors:
         if parents := program.parents[name]:
             raise StructureError(
@@ -212,14 +243,28 @@ def _refuse(program: Program) -> None:
         trace = program.trace(program.draw_prior(rng_key))
         for name in program.latent:
             is_masked = isinstance(trace[name]["fn"], dist.MaskedDistribution)
-            if is_masked or trace[name]["scale"] is not None:
-                raise StructureError(
-                    f"site {name!r}: its prior is {'masked' if is_masked else 'scaled'}, so that "
-                    "draws from it are not draws of its density; wanted a prior as it is. Take "
-                    "the handler away from it."
-                )
+            require(
+                not is_masked and trace[name]["scale"] is None,
+                f"site {name!r}: its prior is {'masked' if is_masked else 'scaled'}, so that "
+                "draws from it are not draws of its density; wanted a prior as it is. Take "
+                "the handler away from it.",
+            )
 
-    jax.eval_shape(check_prior, random.key(0))  # no number is computed
+    jax.eval_shape(check_prior, jax.eval_shape(random.key, 0))  # no number is computed
+
+
+# takes a third of the time to compile, and 4 times as long to run
+@partial(jax.jit, static_argnums=0, compiler_options=QUICKLY)
+def _block(split: Split, key_data: Array) -> Array:
+    return jax.vmap(split.draw)(random.split(random.wrap_key_data(key_data), BLOCK))
+
+
+# Other functions of few vectors are run by NumPy. Their traces are remembered.
+
+
+@lru_cache(IN_USE)
+def _log_priors(split: Split) -> Callable:
+    return interpreted(jax.vmap(lambda z: split.densities(z)[0]), split.chunk)
 
 
 # Label switching.
@@ -259,33 +304,33 @@ class Exchangeable:
 
     def permuted(self, z: Float[Array, " size"], order: Int[Array, " member"]) -> Array:
         """The vector whose member j is the member `order[j]` of z."""
-        values = self._permuted(self.split.values(z), order)
-        return ravel_pytree(self.split.program.unconstrain(values))[0]
+        return self.split.vector(self.ordered(self.split.values(z), order))
 
-    def shuffled(self, rng_key: Array, values: dict[str, Array]) -> dict[str, Array]:
-        """Values of the latent sites with the members in random order."""
-        return self._permuted(values, random.permutation(rng_key, self.count))
-
-    def _permuted(self, values: dict[str, Array], order: Array) -> dict[str, Array]:
+    def ordered(self, values: dict[str, Array], order: Int[Array, " member"]) -> dict[str, Array]:
+        """Values of the latent sites with the members in another order."""
         return values | {
             name: jnp.take(values[name], order, axis=axis) for name, axis in self._axis.items()
         }
 
-    # compiled as a whole, or what the model computes for each row would be held for all vectors
-    @partial(jax.jit, static_argnums=0)
     def reference(self, z: Float[Array, "point size"]) -> Reference:
         """The mean of the features of vectors, and the variance about it."""
-        features = jax.vmap(self.features)(z)
+        features = self._features(z)
         location = features.mean(0)
-        return Reference(location, jnp.mean((features - location) ** 2, (0, 1)))
+        return Reference(location, ((features - location) ** 2).mean((0, 1)))
 
     def first_reference(self, z: Float[Array, "point size"]) -> Reference:
         """The features of the first vector, and the variance about it.
 
         Before vectors are relabelled their mean is useless: all members are equal in it.
         """
-        features = jax.vmap(self.features)(z)
-        return Reference(features[0], jnp.mean((features - features[0]) ** 2, (0, 1)))
+        features = self._features(z)
+        return Reference(features[0], ((features - features[0]) ** 2).mean((0, 1)))
+
+    def _features(self, z: Any) -> Any:
+        """Features of vectors: of NumPy's by compiled chunks, in which no row is computed."""
+        if is_traced(z):
+            return jax.vmap(self.features)(z)
+        return in_chunks(_features(self), z)
 
     def relabelled(self, z: Float[Array, " size"], reference: Reference) -> Array:
         """The canonical copy of a vector: its members in the order that matches the reference."""
@@ -329,17 +374,19 @@ class Exchangeable:
         """
         terms_of = partial(self._terms, program or self.split.program)
 
-        def gaps(rng_key: Array) -> tuple[dict[str, Array], Array]:
-            draw_key, order_key = random.split(rng_key)
-            values = self.split.values(
-                random.normal(draw_key, (self.split.size,), self.split.dtype)
-            )
-            before, after = terms_of(values), terms_of(self.shuffled(order_key, values))
+        def gaps(z: Array, order: Array) -> tuple[dict[str, Array], Array]:
+            values = self.split.values(z)
+            before, after = terms_of(values), terms_of(self.ordered(values, order))
             is_number = ~(jnp.isnan(before) & jnp.isnan(after))
             missed = gap(jnp.where(is_number, before, 0), jnp.where(is_number, after, 0))
             return {self.plate: missed}, jnp.isfinite(before).all()
 
-        found, is_finite = worst(gaps, random_settings(random.key(3), num=NUM_PROOFS))
+        rng = np.random.default_rng(3)
+        settings = [
+            (rng.normal(size=self.split.size).astype(self.split.dtype), rng.permutation(self.count))
+            for _ in range(NUM_PROOFS)
+        ]
+        found, is_finite = worst(gaps, settings)
         return any(is_finite) and bool(found[self.plate] < root_epsilon())
 
     def _terms(self, program: Program, values: dict[str, Array]) -> Array:
@@ -357,37 +404,65 @@ def exchangeable(split: Split) -> Exchangeable | None:
     return next((each for each in found if each.proved()), None)
 
 
-def relabel(
-    exchange: Exchangeable | None, z: Float[Array, "point size"], reference: Reference
-) -> Float[Array, "point size"]:
-    """The canonical copies of vectors; the vectors themselves where no plate is exchangeable."""
+def relabel(exchange: Exchangeable | None, z: Any, reference: Reference) -> Any:
+    """The canonical copies of vectors; the vectors themselves where no plate is exchangeable.
+
+    Args:
+        exchange: the plate whose members may be permuted; None for none.
+        z: vectors [point, size]; those that are not traced become an array of NumPy.
+        reference: what makes vectors canonical.
+    """
     if exchange is None or not len(reference.location):
         return z
-    return _relabel(exchange, z, reference)
+    if is_traced((z, reference)):
+        return jax.vmap(exchange.relabelled, (0, None))(z, reference)
+    relabelled = _relabelled(exchange, np.shape(reference.location))
+    return in_chunks(lambda z: relabelled(z, reference), z)
 
 
-@partial(jax.jit, static_argnums=0)
-def _relabel(exchange: Exchangeable, z: Array, reference: Reference) -> Array:
-    return jax.vmap(lambda z: exchange.relabelled(z, reference))(z)
-
-
-@partial(jax.jit, static_argnums=0)
-def relabel_alike(exchange: Exchangeable, z: Float[Array, "point size"]) -> Array:
+def relabel_alike(exchange: Exchangeable, z: Float[np.ndarray, "point size"]) -> np.ndarray:
     """Vectors relabelled with the first of them as reference, and then with the mean of all."""
     for reference in (exchange.first_reference, exchange.reference):
-        z = _relabel(exchange, z, reference(z))
+        z = relabel(exchange, z, reference(z))
     return z
 
 
 def site_values(
-    rng_key: Array, split: Split, exchange: Exchangeable | None, z: Float[Array, "point size"]
-) -> dict[str, Array]:
-    """The latent sites at vectors, exchangeable members in random order."""
-    keys = random.split(rng_key, len(z))
-    one = lambda key, z: (
-        split.values(z) if exchange is None else exchange.shuffled(key, split.values(z))
-    )
-    return once(jax.vmap(one), keys, z)(keys, z)
+    rng_key: Any, split: Split, exchange: Exchangeable | None, z: Float[Array, "point size"]
+) -> dict[str, np.ndarray]:
+    """The latent sites at vectors, exchangeable members in random order.
+
+    Args:
+        rng_key: a JAX key, or a generator of NumPy.
+        split: prior and likelihood of the model.
+        exchange: the plate whose members are shuffled; None for none.
+        z: the vectors.
+    """
+    count = 0 if exchange is None else exchange.count
+    order = generator(rng_key).permuted(np.tile(np.arange(count), (len(z), 1)), axis=1)
+    return in_chunks(_values(split, exchange), (z, order))
+
+
+@lru_cache(IN_USE)
+def _features(exchange: Exchangeable) -> Callable:
+    return interpreted(jax.vmap(exchange.features), exchange.split.chunk)
+
+
+@lru_cache(IN_USE)
+def _relabelled(exchange: Exchangeable, shape: tuple[int, int]) -> Callable:
+    dtype = exchange.split.dtype
+    reference = Reference(np.zeros(shape, dtype), np.zeros(shape[1], dtype))
+    return interpreted(jax.vmap(exchange.relabelled, (0, None)), exchange.split.chunk, reference)
+
+
+@lru_cache(IN_USE)
+def _values(split: Split, exchange: Exchangeable | None) -> Callable:
+    def one(z: Array, order: Array) -> dict[str, Array]:
+        values = split.values(z)
+        return values if exchange is None else exchange.ordered(values, order)
+
+    order = np.zeros((len(split.chunk), (0 if exchange is None else exchange.count)), int)
+    return interpreted(lambda both: jax.vmap(one)(*both), (split.chunk, order))
 
 
 def canonical_densities(
@@ -412,10 +487,3 @@ def canonical_densities(
         return jnp.where(exchange.is_canonical(z, reference), of_copies, -jnp.inf), log_likelihood
 
     return of_all_copies
-
-
-def canonical_draw(exchange: Exchangeable | None, reference: Reference, draw: Callable) -> Callable:
-    """Draws from the prior of `canonical_densities`, by relabelling those of `draw`."""
-    if exchange is None or not len(reference.location):
-        return draw
-    return lambda rng_key: exchange.relabelled(draw(rng_key), reference)

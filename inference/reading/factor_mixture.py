@@ -33,18 +33,18 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 
 from inference.program.program import Program
-from inference.program.sites import unwrap
+from inference.program.sites import require, unwrap
 from inference.reading.conjugate.loadings import LinearPrior, known_loadings, row_forms
 from inference.reading.proof import gap, gap_of_sums
 from inference.reading.stick_mixture.read import (
     FEW,
     MOST,
+    assignment_and_rows,
     assignment_site,
     many_rows,
     numbers_of_a_row,
     prove_for,
     proved_prior,
-    read_assignment,
     row_sums,
     some_rows,
 )
@@ -55,10 +55,16 @@ from inference.reading.stick_mixture.structure import (
     random_start,
     refuse_infinite,
     refuse_other_children,
-    require,
 )
 
-__all__ = ["FactorMixture", "GivenScores", "Linked", "has_factors", "read_factors"]
+__all__ = [
+    "FactorMixture",
+    "GivenScores",
+    "Linked",
+    "factors_and_rows",
+    "has_factors",
+    "read_factors",
+]
 
 
 class Linked(NamedTuple):
@@ -99,11 +105,15 @@ class FactorMixture:
 
     def rows(self, program: Program) -> MixtureRows:
         """The data of a program by row; raises ValueError for infinite features."""
+        return self.with_features(
+            program,
+            self.given.rows(_given_scores(program, self.linked, _constants(self.few, self.linked))),
+        )
+
+    def with_features(self, program: Program, upper: MixtureRows) -> MixtureRows:
+        """The data by row, given those of the mixture as if factors were data."""
         x = np.asarray(program.observed_values[self.linked.site], np.float64)
         refuse_infinite(self.linked.site, x)
-        upper = self.given.rows(
-            _given_scores(program, self.linked, _constants(self.few, self.linked))
-        )
         return upper._replace(features=x)
 
     def prior_at(self, program: Program, values: Mapping[str, Array]) -> LinearPrior:
@@ -161,11 +171,16 @@ def _scores(program: Program) -> list[str]:
 
 def read_factors(program: Program) -> FactorMixture:
     """Reads the mixture of a model and proves it; a StructureError names the site that differs."""
+    return factors_and_rows(program)[0]
+
+
+def factors_and_rows(program: Program) -> tuple[FactorMixture, MixtureRows]:
+    """The mixture of a model, proved, and the data by row, which the proof needs as well."""
     z = assignment_site(program)
     few = some_rows(program, z, FEW)
     linked = _linked(few, z)
     refuse_other_children(few, {name: {linked.site, *linked.latent} for name in linked.latent})
-    given = read_assignment(_given_scores(program, linked, _constants(few, linked)))
+    given, upper = assignment_and_rows(_given_scores(program, linked, _constants(few, linked)))
     others = [block.site for block in given.columns] + [level.site for level in given.levels[1:]]
     require(
         given.features and not others,
@@ -181,11 +196,13 @@ def read_factors(program: Program) -> FactorMixture:
         "value. Look for a parameter that is transformed, scaled, clipped, shared or masked. "
         f"{WAY_OUT}"
     )
-    found = replace(found, prior=proved_prior(found, compared, _gaps, refusal))
+    rows = found.with_features(program, upper)
+    some = rows if compared is program else found.rows(compared)
+    found = replace(found, prior=proved_prior(found, compared, some, _gaps, refusal))
     for other in (few, program):
         if other is not compared:
             prove_for(other, found, linked.site, "loadings")
-    return found
+    return found, rows
 
 
 def _linked(few: Program, z: str) -> Linked:

@@ -27,7 +27,7 @@ from jax.core import eval_jaxpr
 from numpyro.distributions import biject_to
 
 from inference.program.program import Program
-from inference.program.sites import StructureError, model_name
+from inference.program.sites import StructureError, model_name, require
 from inference.reading.proof import gap, prove, random_settings
 
 __all__ = ["Affine", "Field", "read_field"]
@@ -261,11 +261,11 @@ def read_field(program: Program, noise: str, owned: Sequence[str]) -> Field:
             f"neither; {way_out.replace('it', 'them', 1)}"
         )
     for name in scales:
-        if sites[name].is_discrete or sites[name].shape[:1] != (width,):
-            raise StructureError(
-                f"site {name!r}: found shape {sites[name].shape}, wanted a real scale with an "
-                f"entry for each of {width} functions; {way_out}"
-            )
+        require(
+            not sites[name].is_discrete and sites[name].shape[:1] == (width,),
+            f"site {name!r}: found shape {sites[name].shape}, wanted a real scale with an "
+            f"entry for each of {width} functions; {way_out}",
+        )
         if parents := program.support_parents.get(name):
             raise StructureError(
                 f"site {name!r}: its support depends on {sorted(parents)}, and its steps need one "

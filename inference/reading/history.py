@@ -27,9 +27,9 @@ from jax import Array, random
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Bool, Float
 
-from inference.program.compiling import once
+from inference.program.interpreting import interpreted
 from inference.program.program import Program
-from inference.program.sites import StructureError, model_name
+from inference.program.sites import StructureError, model_name, require
 from inference.reading.proof import gap, prove, random_settings
 
 __all__ = ["HistorySites", "like", "read_history", "shuffled"]
@@ -125,11 +125,13 @@ class HistorySites:
 
     def scale_of_places(self, program: Program, rng_key: Array) -> dict[str, Array]:
         """The standard deviation of each place over the slots of a draw from the prior."""
-        drawn = once(program.draw_prior, rng_key)(rng_key)
+        drawn = interpreted(program.draw_prior, rng_key)(rng_key)
         for name in self.places:
-            if program.sites[name].is_discrete:
-                raise StructureError(f"site {name!r}: found a discrete place, wanted a real one.")
-        return {name: jnp.std(drawn[name], axis=0) for name in self.places}
+            require(
+                not program.sites[name].is_discrete,
+                f"site {name!r}: found a discrete place, wanted a real one.",
+            )
+        return {name: drawn[name].std(axis=0) for name in self.places}
 
     def prove(self, program: Program, rng_key: Array) -> None:
         """Raises StructureError where the sites do not play these parts."""

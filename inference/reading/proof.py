@@ -13,27 +13,23 @@ A model may differ from the structure at some values only: `clip(score, -5, 5)`,
 of its own, or by `further`, whose values have magnitudes from a thousandth to far beyond the data,
 and probabilities from about .0025 to .9975.
 
-Cost: one compilation of the identities, and one evaluation at each setting. Where they fail in
+Cost: one trace of the identities, and one evaluation by NumPy at each setting. Where they fail in
 single precision, as much again in double precision.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, random
+from jax import Array
 from jaxtyping import Float
 from numpyro.distributions import constraints
 
-from inference.program.compiling import once
+from inference.program.interpreting import interpreted, split
 from inference.program.sites import StructureError, entry_support
-
-if TYPE_CHECKING:
-    from inference.program.program import Program
 
 __all__ = [
     "TOLERANCE",
@@ -44,7 +40,6 @@ __all__ = [
     "gap_of_numbers",
     "gap_of_sums",
     "prove",
-    "prove_numbers",
     "random_settings",
     "refuse",
     "root_epsilon",
@@ -60,7 +55,7 @@ def prove(
     identities: Callable[..., Callable],
     settings: Sequence[tuple],
     words: Callable[[str, float], str],
-    *programs: "Program",
+    *programs: Any,
     tolerance: Tolerance = TOLERANCE,
 ) -> list[Any]:
     """Raises StructureError where an identity fails; returns what else was found at each setting.
@@ -73,7 +68,7 @@ def prove(
         identities: a function of the programs that returns the function of one setting.
         settings: arguments of that function.
         words: message of the refusal, by a site and its gap.
-        *programs: programs that hold the data.
+        *programs: `Program`s that hold the data.
         tolerance: a gap must be below this.
     """
     gaps, found = worst(identities(*programs), settings)
@@ -90,32 +85,6 @@ def prove(
     return found
 
 
-def prove_numbers(
-    site: str,
-    numbers: Any,
-    numbers_at: Callable,
-    start: Callable,
-    others: "Program",
-    words: Callable[[str, float], str],
-) -> None:
-    """Raises StructureError where numbers that were read differ on the rows of another program.
-
-    Args:
-        site: the site that the refusal names.
-        numbers: a tree of arrays, as they were read.
-        numbers_at: reads them off a program at values of its sites.
-        start: returns unconstrained values of the sites, given a program and a seed.
-        others: the program with other rows.
-        words: message of the refusal, by a site and its gap.
-    """
-    tolerance = 1e-4  # relative to each number
-    gaps = lambda some, at: {
-        site: gap_of_numbers(numbers_at(some, some.constrain(at)), numbers, tolerance)
-    }
-    settings = [(start(others, 0),)]
-    prove(lambda some: partial(gaps, some), settings, words, others, tolerance=tolerance)
-
-
 def worst(identities: Callable, settings: Sequence[tuple]) -> tuple[dict[str, Any], list[Any]]:
     """The largest gap of each site over the settings, and what else the identities return.
 
@@ -127,9 +96,8 @@ def worst(identities: Callable, settings: Sequence[tuple]) -> tuple[dict[str, An
     Returns:
         The gaps, infinite where one is NaN; and what else was found at each setting, or None.
     """
-    arrays = lambda setting: jax.tree.map(jnp.asarray, setting)
-    compiled = once(identities, *arrays(settings[0]))
-    answers = [jax.device_get(compiled(*arrays(setting))) for setting in settings]
+    gaps_at = interpreted(identities, *settings[0])
+    answers = [jax.device_get(gaps_at(*setting)) for setting in settings]
     gaps, found = zip(
         *(answer if isinstance(answer, tuple) else (answer, None) for answer in answers),
         strict=True,
@@ -222,7 +190,7 @@ def random_settings(rng_key: Array, *others: Sequence[Any], num: int = 3) -> lis
         num: how many, where there are no further parts.
     """
     num = len(others[0]) if others else num
-    return list(zip(random.split(rng_key, num), *others, strict=True))
+    return list(zip(split(rng_key, num), *others, strict=True))
 
 
 class Magnitude(NamedTuple):
@@ -248,7 +216,7 @@ def further(start: Callable[[int], Any], *data: np.ndarray) -> list[tuple]:
 
 
 def at_magnitude(
-    program: "Program", unconstrained: dict[str, Array], magnitude: Magnitude
+    program: Any, unconstrained: dict[str, Array], magnitude: Magnitude
 ) -> dict[str, Array]:
     """Values of all latent sites at a magnitude.
 

@@ -32,19 +32,25 @@ from jax import Array, random
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
-from inference.program.compiling import is_traced
+from inference.program.compiling import is_arrays, is_traced
 from inference.program.program import Program
-from inference.program.sites import Site, StructureError, unwrap
+from inference.program.sites import Site, StructureError, is_real, require, unwrap
 
 __all__ = [
+    "ByFrequency",
     "Index",
     "ReducedModel",
     "RowProxy",
     "RowRequests",
+    "Strata",
     "UsedWholeError",
     "note_requests",
     "read_reduced",
+    "with_room",
 ]
+
+
+MOST_PADDED = 2**14  # rows that are padded
 
 
 class UsedWholeError(StructureError):
@@ -67,11 +73,8 @@ class RowProxy:
     """
 
     def __init__(self, site: Site, give: Callable[[tuple[Any, ...]], Array]):
-        self.site = site.name
-        self.shape = site.shape
-        self.dtype = site.dtype
-        self.ndim = len(site.shape)
-        self._give = give
+        self.site, self.shape, self.dtype = site.name, site.shape, site.dtype
+        self.ndim, self._give = len(site.shape), give
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -182,17 +185,17 @@ def note_requests(
 
 def _lead(site: Site, requests: list[tuple[Any, ...]]) -> tuple[int, ...]:
     depths = {len(parts) for parts in requests}
-    if len(depths) > 1:
-        raise StructureError(
-            f"site {site.name!r}: it is indexed by {sorted(depths)} axes in turn; wanted the same "
-            "number each time."
-        )
+    require(
+        len(depths) <= 1,
+        f"site {site.name!r}: it is indexed by {sorted(depths)} axes in turn; wanted the same "
+        "number each time.",
+    )
     lead, most = site.shape[: depths.pop()], 2**31 - 1
-    if prod(lead) > most:
-        raise StructureError(
-            f"site {site.name!r}: its first axes {lead} have {prod(lead):.2g} rows, wanted {most} "
-            "at most, to count them."
-        )
+    require(
+        prod(lead) <= most,
+        f"site {site.name!r}: its first axes {lead} have {prod(lead):.2g} rows, wanted {most} "
+        "at most, to count them.",
+    )
     return lead
 
 
@@ -219,6 +222,67 @@ def _slots(ids: Array) -> Array:
 type Index = dict[str, Array]  # {plate: the indices of a run}
 
 
+class Strata(NamedTuple):
+    """Ranges of equal size that divide the numbers 0 .. last; a draw takes one number of each."""
+
+    low: Any  # [stratum] the smallest number of each
+    rest: Any  # [stratum] by which the exact start of a stratum is larger
+    width: Any
+    last: Any
+
+    @classmethod
+    def of(cls, num: int, size: int) -> "Strata":
+        """The strata of the numbers 0 .. size - 1, as NumPy arrays."""
+        ends, dtype = np.arange(num, dtype=np.float64) * size / num, jnp.result_type(float)
+        low = np.floor(ends).astype(jnp.result_type(int))
+        number = low.dtype.type(size - 1)
+        return cls(low, (ends % 1).astype(dtype), np.asarray(size / num, dtype), number)
+
+    def draw(self, u: Array) -> Array:
+        """A number of each stratum, from uniform ones [stratum, ...]."""
+        low, rest = (part.reshape(-1, *(1,) * (u.ndim - 1)) for part in (self.low, self.rest))
+        return jnp.minimum(low + jnp.floor(rest + u * self.width).astype(low.dtype), self.last)
+
+
+class ByFrequency(NamedTuple):
+    """Draws of classes: half of them uniform, half of them the classes of random rows.
+
+    So a class is drawn in proportion to its frequency among the rows, and one without rows is drawn
+    too. The importance weights `worth` make the sum over drawn classes unbiased for that over all.
+    """
+
+    uniform: Strata  # of the indices of the plate of classes
+    rows: Strata  # of the rows
+    chosen: Any  # [row] the class of each row, as an index of the plate
+    worth: Any  # [index] uniform probability of a class over the probability that it is drawn with
+
+    @classmethod
+    def of(cls, chosen: np.ndarray, size: int, num_seen: int, num_places: int) -> "ByFrequency":
+        """How `num_seen` indices of a plate of `size` are drawn; NumPy arrays of `num_places` rows.
+
+        A row whose class is no index of the plate, such as one that stands in for others, gives its
+        place to some index, so that all rows count. Cost: rows + classes.
+        """
+        num_rows = len(chosen)
+        is_index = (chosen >= 0) & (chosen < size)
+        chosen = np.where(is_index, chosen, np.arange(num_rows) % size).astype(np.int32)
+        of_rows = (num_seen // 2) / num_seen
+        frequency = np.bincount(chosen, minlength=size) / num_rows
+        worth = 1 / (1 - of_rows + of_rows * size * frequency)
+        return cls(
+            Strata.of(num_seen - num_seen // 2, size),
+            Strata.of(num_seen // 2, num_rows),
+            np.pad(chosen, (0, num_places - num_rows)),
+            worth.astype(jnp.result_type(float)),
+        )
+
+    def draw(self, u: Array) -> Array:
+        """Indices of the plate, from uniform numbers [index, ...]."""
+        of_rows, uniform = jnp.split(u, [len(self.rows.low)])
+        drawn = jnp.asarray(self.chosen)[self.rows.draw(of_rows)]
+        return jnp.concatenate([drawn, self.uniform.draw(uniform).astype(drawn.dtype)])
+
+
 class ReducedModel(NamedTuple):
     """Which sites of a model are by row, local or whole, and its plates of rows and classes."""
 
@@ -233,14 +297,23 @@ class ReducedModel(NamedTuple):
     whole: dict[str, Site]
     sizes: dict[str, tuple[int, int]]  # of each of the two plates: whole, and in one run
 
-    def draw_index(self, rng_key: Array, own_negatives: bool) -> Index:
+    def draw_index(
+        self,
+        rng_key: Array,
+        own_negatives: bool,
+        rows: Strata | None = None,
+        classes: ByFrequency | None = None,
+    ) -> Index:
         """Random rows and classes by stratified sampling, one from each stratum of equal size.
 
-        Each is drawn with the same probability, and hardly any one twice.
+        Each is drawn with the same probability, and hardly any one twice, unless `classes` says
+        otherwise.
 
         Args:
             rng_key: a key.
             own_negatives: whether each row gets classes of its own.
+            rows: the strata of the rows; None for those of all rows of the model.
+            classes: None for classes with equal probabilities.
         """
         num_rows = self.sizes[self.rows][1]
         shapes = {self.rows: (num_rows,)}
@@ -250,10 +323,45 @@ class ReducedModel(NamedTuple):
         ends = np.cumsum([prod(shape) for shape in shapes.values()])
         # one call of the generator, since each call costs some operations
         parts = jnp.split(random.uniform(rng_key, (int(ends[-1]),)), ends[:-1].tolist())
+        strata: dict[str, Any] = {
+            name: Strata.of(shape[0], self.sizes[name][0]) for name, shape in shapes.items()
+        }
+        strata |= {self.rows: rows} if rows is not None else {}
+        strata |= {self.classes: classes} if self.classes and classes is not None else {}
         return {
-            name: _one_of_each_stratum(u.reshape(shape), self.sizes[name][0])
+            name: strata[name].draw(u.reshape(shape))
             for (name, shape), u in zip(shapes.items(), parts, strict=True)
         }
+
+    def frequencies(self, program: Program, name: str, num_places: int) -> ByFrequency | None:
+        """How a step draws classes by their frequency; None where it sees all classes.
+
+        Args:
+            program: the model with its data.
+            name: its argument with the class of each row.
+            num_places: number of rows and of rows that pad them.
+        """
+        if self.classes is None:
+            raise StructureError(
+                f"frequencies: the model has no plate of classes, so that {name!r} tells nothing; "
+                "leave it out."
+            )
+        for site in self.observed:
+            require(
+                self.classes in program.sites[site].plates,
+                f"site {site!r}: it is not in the plate {self.classes!r}, and a class that is "
+                "drawn by its frequency needs a weight of its own there; put the site into the "
+                "plate, or leave `frequencies` out.",
+            )
+        num_rows = self.sizes[self.rows][0]
+        values = np.asarray(program.arguments.get(name))
+        if values.shape != (num_rows,) or not np.issubdtype(values.dtype, np.integer):
+            raise ValueError(
+                f"frequencies: found the argument {name!r} of shape {values.shape}; wanted the "
+                f"name of an argument of integers ({num_rows},), the class of each row."
+            )
+        size, num_seen = self.sizes[self.classes]
+        return None if num_seen == size else ByFrequency.of(values, size, num_seen, num_places)
 
     def run(self, program: Program, index: Index, values: Mapping[str, Any]) -> dict[str, Any]:
         """The trace of the model at these indices; `values` of sites may be proxies."""
@@ -276,59 +384,84 @@ class ReducedModel(NamedTuple):
         return {self.local: jnp.zeros(index[self.rows].shape)} if self.local else {}
 
     def terms(
-        self, program: Program, index: Index, values: Mapping[str, Any]
+        self,
+        program: Program,
+        index: Index,
+        values: Mapping[str, Any],
+        worth: Array | None = None,
     ) -> Callable[[Array | None], tuple[Array, Array]]:
         """A function of the local site [row] that returns the log joint of each row, and its terms.
 
         The log joint is without the priors of the other sites. The terms, [any, row], are those of
-        the observed sites before they are scaled up.
+        the observed sites before plates scale them up; `handlers.scale` in the model counts.
+
+        Args:
+            program: the model with its data.
+            index: of its plates.
+            values: of its sites.
+            worth: importance weights of the classes, [class] or [class, row]; None: 1.
         """
 
         def log_joint(local: Array | None) -> tuple[Array, Array]:
             own = {self.local: local} if self.local else {}
             trace, num_rows = self.run(program, index, {**values, **own}), len(index[self.rows])
-            by_rows = self.sizes[self.rows][0] / num_rows
+            plates = {name: trace[name]["args"][0] / len(index[name]) for name in self.sizes}
             total, sampled = jnp.zeros(num_rows), []
             for name in (*self.observed, *own):
-                term, scale = _log_prob(trace[name]), (trace[name]["scale"] or 1.0) / by_rows
+                around = {frame.name for frame in trace[name]["cond_indep_stack"]} & set(plates)
+                by_plates = prod(plates[plate] for plate in around)
+                term = (_scale(trace[name]) / by_plates) * _log_prob(trace[name])
                 shape = jnp.broadcast_shapes(term.shape, (num_rows,))
                 term = jnp.broadcast_to(term, shape).reshape(-1, num_rows)
-                total = total + scale * term.sum(0)
                 if name not in own:
                     sampled.append(term)
+                    term = term if worth is None else worth.reshape(len(worth), -1) * term
+                total = total + (by_plates / plates[self.rows]) * term.sum(0)
             return total, jnp.concatenate(sampled)
 
         return log_joint
 
     def priors(
         self, program: Program, index: Index, values: Mapping[str, Any]
-    ) -> tuple[dict[str, dist.Distribution], Array]:
-        """The prior of one row of each site in `by_row`, and the log prior of those in `whole`."""
+    ) -> tuple[dict[str, tuple[dist.Distribution, Any]], Array]:
+        """The prior of one row of each site in `by_row`, and the log prior of those in `whole`.
+
+        With each prior comes the number by which `handlers.scale` scales it in the model.
+        """
         trace = self.run(program, index, {**values, **self._any_local(index)})
-        by_row = {name: _of_one_row(trace[name]["fn"], site) for name, site in self.by_row.items()}
-        whole = (jnp.sum(_log_prob(trace[name])) for name in self.whole)
+        by_row = {
+            name: (_of_one_row(trace[name]["fn"], site), _scale_of_all(trace[name]))
+            for name, site in self.by_row.items()
+        }
+        whole = (jnp.sum(_scale(trace[name]) * _log_prob(trace[name])) for name in self.whole)
         return by_row, sum(whole, start=jnp.zeros(()))
 
     def noise(self, program: Program) -> dist.Distribution:
         """The prior of the local site, the same for all rows."""
         assert self.local is not None
         index = {name: jnp.arange(size[1]) for name, size in self.sizes.items()}
-        noise = unwrap(self.run(program, index, self.zeros(program, index))[self.local]["fn"])
-        if noise.batch_shape or is_traced(noise):
-            raise StructureError(
-                f"site {self.local!r}: its prior {type(noise).__name__} differs from row to row; "
-                "wanted one noise for all."
-            )
+        noise = unwrap(self.run(program, index, self.some_values(program, index))[self.local]["fn"])
+        require(
+            not noise.batch_shape and not is_traced(noise),
+            f"site {self.local!r}: its prior {type(noise).__name__} differs from row to row; "
+            "wanted one noise for all.",
+        )
         return noise
 
-    def zeros(self, program: Program, index: Index, fill: float = 0.0) -> dict[str, Any]:
+    def some_values(
+        self, program: Program, index: Index, fill: Callable = jnp.zeros
+    ) -> dict[str, Any]:
         """Values of all sites at which the model can be run at these indices.
 
         No array among them has as many rows as there are classes.
+
+        Args:
+            program: the model with its data.
+            index: of its plates.
+            fill: unconstrained values of a shape.
         """
         values: dict[str, Any] = {
-            name: self.constrained(name, jnp.full(site.shape, fill))
-            for name, site in self.whole.items()
+            name: self.constrained(name, fill(site.shape)) for name, site in self.whole.items()
         }
         requests = self.requests(program, index, values)
         if unused := [name for name in self.by_row if name not in requests]:
@@ -337,7 +470,7 @@ class ReducedModel(NamedTuple):
                 "of it; leave it out."
             )
         rows = {
-            name: one.answers(jnp.full((len(one.ids), *one.row_shape), fill))
+            name: one.answers(fill((len(one.ids), *one.row_shape)))
             for name, one in requests.items()
         }
         return values | rows | self._any_local(index)
@@ -345,17 +478,6 @@ class ReducedModel(NamedTuple):
     def constrained(self, name: str, value: Array) -> Array:
         """The constrained value of a site of `whole`, from an unconstrained one."""
         return biject_to(self.whole[name].support)(value)
-
-
-def _one_of_each_stratum(u: Array, size: int) -> Array:
-    """A number from 0 to size - 1 for each stratum, [stratum, ...], from uniform numbers.
-
-    The ends of the strata are exact in float64; a draw lies anywhere between them.
-    """
-    num = len(u)
-    ends = (np.arange(num, dtype=np.float64) * size / num).reshape(num, *(1,) * (u.ndim - 1))
-    low, rest = jnp.asarray(np.floor(ends), int), jnp.asarray(ends % 1, u.dtype)
-    return jnp.minimum(low + jnp.floor(rest + u * (size / num)).astype(int), size - 1)
 
 
 def _log_prob(site: dict[str, Any]) -> Array:
@@ -367,21 +489,49 @@ def _log_prob(site: dict[str, Any]) -> Array:
         ) from error
 
 
+def _scale(site: dict[str, Any]) -> Any:
+    """What plates and `handlers.scale` multiply the log probability by, a number or an array."""
+    scale, shape = site["scale"], site["fn"].batch_shape
+    if scale is None or not jnp.ndim(scale):
+        return 1.0 if scale is None else scale
+    fits = len(jnp.shape(scale)) <= len(shape) and all(
+        one in (1, whole) for one, whole in zip(jnp.shape(scale)[::-1], shape[::-1], strict=False)
+    )
+    require(
+        fits,
+        f"site {site['name']!r}: handlers.scale has the shape {jnp.shape(scale)}, and its terms "
+        f"{shape}; wanted a scale for each of these, indexed as the data are: "
+        "`with plate(...) as row, handlers.scale(scale=weights[row])`.",
+    )
+    return jnp.broadcast_to(scale, shape)
+
+
+def _scale_of_all(site: dict[str, Any]) -> Any:
+    """The scale of a prior, the same for all rows."""
+    scale = _scale(site)
+    require(
+        not jnp.ndim(scale),
+        f"site {site['name']!r}: handlers.scale gives its rows different scales (shape "
+        f"{jnp.shape(scale)}); wanted a number. To weigh rows of the data or classes, scale the "
+        "observed site.",
+    )
+    return scale
+
+
 def _of_one_row(prior: dist.Distribution, site: Site) -> dist.Distribution:
     """The distribution of one row: without the axes by which a plate expanded it."""
-    if isinstance(prior, dist.MaskedDistribution):
-        raise StructureError(
-            f"site {site.name!r}: its prior is masked, so that rows differ; wanted the same prior "
-            "for all rows."
-        )
-    while isinstance(prior, dist.ExpandedDistribution | dist.Independent):
-        prior = prior.base_dist
+    require(
+        not isinstance(prior, dist.MaskedDistribution),
+        f"site {site.name!r}: its prior is masked, so that rows differ; wanted the same prior "
+        "for all rows.",
+    )
+    prior = unwrap(prior)
     shape = prior.shape()
-    if len(shape) >= len(site.shape) and shape[0] != 1:
-        raise StructureError(
-            f"site {site.name!r}: its prior differs from row to row (parameters of shape {shape}); "
-            "wanted the same for all rows."
-        )
+    require(
+        len(shape) < len(site.shape) or shape[0] == 1,
+        f"site {site.name!r}: its prior differs from row to row (parameters of shape {shape}); "
+        "wanted the same for all rows.",
+    )
     return prior
 
 
@@ -417,10 +567,10 @@ def read_reduced(program: Program) -> ReducedModel:
             "one of classes in it."
         )
     for name, each in plates.items():
-        if rows not in each:
-            raise StructureError(
-                f"site {name!r}: it is not in the plate {rows!r} of the rows, as the others are."
-            )
+        require(
+            rows in each,
+            f"site {name!r}: it is not in the plate {rows!r} of the rows, as the others are.",
+        )
     sizes = {
         name: (program.plates[name].size, program.plates[name].subsample_size) for name in inside
     }
@@ -438,13 +588,36 @@ def read_reduced(program: Program) -> ReducedModel:
     return _with_globals(program, found)
 
 
+def with_room(program: Program, found: ReducedModel) -> tuple[Program, int]:
+    """The model with its last row repeated, up to a power of two of rows; and how many these are.
+
+    So other data of a similar size have the same shapes. Where a step sees all rows, or where there
+    are many, it is the program itself.
+    """
+    num_rows, num_seen = found.sizes[found.rows]
+    room = (1 << (num_rows - 1).bit_length()) - num_rows
+    leaves = lambda value: [np.shape(leaf)[:1] == (num_rows,) for leaf in jax.tree.leaves(value)]
+    by_row = {
+        name: value
+        for name, value in program.arguments.items()
+        if is_arrays(value) and all(leaves(value))
+    }
+    if not (num_seen < num_rows and 64 <= num_rows <= MOST_PADDED and by_row):
+        return program, num_rows
+
+    def pad(leaf: Any) -> Any:
+        found = np.pad(leaf, ((0, room), *((0, 0),) * (leaf.ndim - 1)), mode="edge")
+        return jnp.asarray(found) if isinstance(leaf, Array) else found
+
+    return program.with_arguments(**jax.tree.map(pad, by_row)), num_rows + room
+
+
 def _plate_of(site: Site) -> str:
-    is_one_number = len(site.plates) == len(site.shape) == 1 and not site.is_discrete
-    if not is_one_number or repr(site.support) != "Real()":
-        raise StructureError(
-            f"site {site.name!r}: found {site.family} of shape {site.shape} in plates "
-            f"{list(site.plates)}; wanted one real number for each row."
-        )
+    require(
+        len(site.plates) == len(site.shape) == 1 and is_real(site),
+        f"site {site.name!r}: found {site.family} of shape {site.shape} in plates "
+        f"{list(site.plates)}; wanted one real number for each row.",
+    )
     return site.plates[0]
 
 
@@ -455,8 +628,10 @@ def _with_globals(program: Program, found: ReducedModel) -> ReducedModel:
     """
     sites = {name: program.sites[name] for name in program.latent if name != found.local}
     for name, site in sites.items():
-        if site.is_discrete:
-            raise StructureError(f"site {name!r}: {site.family} is discrete, and has no gradient.")
+        require(
+            not site.is_discrete,
+            f"site {name!r}: {site.family} is discrete, and has no gradient.",
+        )
     whole = {name: site for name, site in sites.items() if not site.shape}
     while True:
         by_row = {name: site for name, site in sites.items() if name not in whole}
@@ -469,13 +644,10 @@ def _with_globals(program: Program, found: ReducedModel) -> ReducedModel:
             whole = whole | {error.site: sites[error.site]}
             continue
         for name, site in by_row.items():
-            support = site.support
-            while hasattr(support, "base_constraint"):
-                support = support.base_constraint
-            if repr(support) != "Real()":
-                raise StructureError(
-                    f"site {name!r}: its support is {site.support!r}; wanted rows of real numbers."
-                )
+            require(
+                is_real(site),
+                f"site {name!r}: its support is {site.support!r}; wanted rows of real numbers.",
+            )
         return trial._replace(row_shapes=shapes, together=together)
 
 
@@ -492,9 +664,8 @@ def _requested_rows(
     together: dict[Any, list[str]] = {}
 
     def run() -> Array:
-        values = model.zeros(program, index)
-        eps = jnp.zeros(len(index[model.rows]))
-        total, _ = model.terms(program, index, values)(eps)
+        values = model.some_values(program, index)
+        total, _ = model.terms(program, index, values)(jnp.zeros(len(index[model.rows])))
         model.priors(program, index, values)
         for name, one in model.requests(program, index, values).items():
             shapes[name] = one.row_shape

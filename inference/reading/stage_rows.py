@@ -13,20 +13,23 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import random
-from jaxtyping import Array, Int
+from jaxtyping import Int
 
+from inference.maths.host import Array, generator
 from inference.program.compiling import data_hash, model_hash
 from inference.program.program import Program, num_entries
-from inference.program.sites import StructureError
+from inference.program.sites import StructureError, require
 from inference.reading.density import NUM_PROOFS, Split
-from inference.reading.proof import gap, prove, random_settings
+from inference.reading.proof import gap, prove
 
 __all__ = [
     "StageData",
     "StageRows",
     "check_at_end",
     "check_finished",
+    "known",
+    "padded",
+    "room_for",
     "row_dim",
     "row_terms",
     "taken",
@@ -56,9 +59,33 @@ def row_terms(split: Split, row_axis: int, z: Array, program: Program) -> tuple[
 class StageData(NamedTuple):
     """The rows of a run or an update."""
 
-    # the arguments by row, padded to a power of two, so that updates share compiled code
+    # the arguments by row, with copies of the last row behind (`room_for`)
     columns: dict[str, Array]
-    num_rows: Array
+    num_rows: np.ndarray
+
+
+def room_for(count: int) -> int:
+    """Rows of an array for `count` rows: few sizes, so that other data need no other code.
+
+    Powers of two up to 512, of which computing takes less time than compiling; then some 12 % more
+    than `count` at the most.
+    """
+    power = 1 << (max(count, 1) - 1).bit_length()
+    step = power if power <= 512 else power // 16
+    return -(-count // step) * step
+
+
+def padded(rows: np.ndarray, count: int) -> np.ndarray:
+    """Indices of rows [..., row] with -1 behind, `count` in all."""
+    rows = np.asarray(rows, np.int32)
+    behind = [(0, 0)] * (rows.ndim - 1) + [(0, count - rows.shape[-1])]
+    return np.pad(rows, behind, constant_values=-1)
+
+
+def known(rows: Any) -> np.ndarray:
+    """The indices in a padded array, one after another."""
+    rows = np.asarray(rows).reshape(-1)
+    return rows[rows >= 0]
 
 
 @dataclass(frozen=True)
@@ -85,21 +112,24 @@ class StageRows:
             )
         return cls(program, tuple(by_row), program.plates[row_dim(program)].dim or -1)
 
-    def prove(self, most_rows: int = 64) -> None:
+    def prove(self, split: Split, most_rows: int = 64) -> None:
         """Raises StructureError unless rows are independent given the latent sites.
 
         At draws from the prior, the terms of some rows alone, in another order, must be those that
         they have among all rows.
+
+        Args:
+            split: prior and likelihood of the program.
+            most_rows: the most rows that are alone.
         """
         program, num_rows = self.program, len(self.program.arguments[self.names[0]])
         count = min(most_rows, num_rows - num_rows // 2)
         places = np.linspace(0, num_rows - 1, count).astype(int)[::-1]
-        split = Split(program.on_rows(places, self.names))
+        some = program.on_rows(places, self.names)
 
-        def gaps(key: Array) -> dict[str, Array]:
-            z = split.draw(key)
+        def gaps(z: Array) -> dict[str, Array]:
             log_prior, terms = row_terms(split, self.axis, z, program)
-            alone_prior, alone_terms = row_terms(split, self.axis, z, split.program)
+            alone_prior, alone_terms = row_terms(split, self.axis, z, some)
             among_all = jnp.append(terms[places], log_prior)
             alone = jnp.append(alone_terms, alone_prior)
             is_number = ~(jnp.isnan(among_all) & jnp.isnan(alone))
@@ -112,33 +142,31 @@ class StageRows:
             "other rows; wanted rows that are independent given the latent sites. Compute what "
             "depends on all rows beforehand, and give it to the model as an argument."
         )
-        prove(lambda: gaps, random_settings(random.key(2), num=NUM_PROOFS), refusal, tolerance=1e-4)
+        settings = [(z,) for z in split.draws(np.random.default_rng(2), NUM_PROOFS)]
+        prove(lambda: gaps, settings, refusal, tolerance=1e-4)
 
     def data(self, program: Program) -> StageData:
         """All rows of a program."""
         columns = {name: np.asarray(program.arguments[name]) for name in self.names}
         count = len(next(iter(columns.values())))
-        room = (1 << (count - 1).bit_length()) - count
-        pad = lambda column: jnp.asarray(
-            np.concatenate([column, np.zeros((room, *column.shape[1:]), column.dtype)])
-        )
-        padded = {name: pad(column) for name, column in columns.items()}
-        return StageData(padded, jnp.asarray(count, jnp.int32))
+        rows = np.minimum(np.arange(room_for(count)), count - 1)
+        found = {name: jax.device_put(column[rows]) for name, column in columns.items()}
+        return StageData(found, np.asarray(count, np.int32))
 
-    def dealt(self, rng_key: Array, num_stages: int, data: StageData) -> tuple[Array, Array]:
+    def dealt(self, rng_key: Any, num_stages: int, data: StageData) -> tuple[Array, Array]:
         """Random row indices for each stage: of the first, [row], and of later ones, [stage, row].
 
-        The first stage takes the remainder.
+        The first stage takes the remainder. Those of later ones are padded.
         """
-        order = random.permutation(rng_key, int(data.num_rows)).astype(jnp.int32)
+        order = generator(rng_key).permutation(int(data.num_rows)).astype(np.int32)
         each = len(order) // num_stages
         first = len(order) - each * (num_stages - 1)
-        return order[:first], order[first:].reshape(num_stages - 1, each)
+        return order[:first], padded(order[first:].reshape(num_stages - 1, each), room_for(each))
 
-    def cut(self, data: StageData, rows: Int[Array, " row"]) -> dict[str, Array]:
+    def cut(self, data: StageData, rows: Int[np.ndarray, " row"]) -> dict[str, Array]:
         """The arguments by row, cut to some rows by NumPy, so that nothing is compiled."""
-        index = np.asarray(rows)
-        return {name: jnp.asarray(np.asarray(each)[index]) for name, each in data.columns.items()}
+        cut = lambda column: jax.device_put(np.asarray(column)[np.asarray(rows)])
+        return {name: cut(column) for name, column in data.columns.items()}
 
     def check_alike(self, program: Program, asked: str = "update") -> None:
         """Raises ValueError unless a program is the same model on other rows.
@@ -180,7 +208,7 @@ class StageRows:
 def taken(state: Any, count: int) -> tuple[Any, Array]:
     """Takes the next `count` stages, or all that are left: the state without them, their rows."""
     number, first = min(count, int(state.num_left)), len(state.later) - int(state.num_left)
-    rows = state.later[first : first + number].reshape(-1)
+    rows = known(state.later[first : first + number])
     return state._replace(num_left=state.num_left - number), rows
 
 
@@ -211,11 +239,11 @@ def row_dim(program: Program) -> str:
     common = (
         [plate for plate in plates[0] if all(plate in each for each in plates)] if plates else []
     )
-    if not common:
-        raise StructureError(
-            f"sites {list(program.observed)}: they share no plate; wanted the rows in one, to be "
-            "dealt out to stages."
-        )
+    require(
+        common,
+        f"sites {list(program.observed)}: they share no plate; wanted the rows in one, to be "
+        "dealt out to stages.",
+    )
     if len(common) == 1:
         return common[0]
     return next((plate for plate in reversed(common) if _follows(program, plate)), common[-1])
@@ -254,18 +282,18 @@ def _by_row(program: Program) -> dict[str, Any]:
     plate = row_dim(program)
     num_rows = program.plates[plate].size
     by_row, cut = program.by_row(num_rows, lists=True), _recounted(program, plate)
-    if not by_row or cut.plates[plate].size != _other_size(num_rows):
-        raise StructureError(
-            f"plate {plate!r}: its size does not follow from the arguments {sorted(by_row)}; "
-            "wanted the number of rows taken from them."
-        )
+    require(
+        by_row and cut.plates[plate].size == _other_size(num_rows),
+        f"plate {plate!r}: its size does not follow from the arguments {sorted(by_row)}; "
+        "wanted the number of rows taken from them.",
+    )
     for name in program.latent:
-        if cut.sites[name].shape != program.sites[name].shape:
-            raise StructureError(
-                f"site {name!r}: its shape is {program.sites[name].shape} with {num_rows} rows, "
-                f"{cut.sites[name].shape} with {_other_size(num_rows)}; wanted latent sites that "
-                "all rows have in common. Integrate it out of the model."
-            )
+        require(
+            cut.sites[name].shape == program.sites[name].shape,
+            f"site {name!r}: its shape is {program.sites[name].shape} with {num_rows} rows, "
+            f"{cut.sites[name].shape} with {_other_size(num_rows)}; wanted latent sites that "
+            "all rows have in common. Integrate it out of the model.",
+        )
     return by_row
 
 
@@ -286,7 +314,7 @@ def _of_row(values: Any) -> tuple[Any, ...] | None:
     """The shape of a row, and whether it is boolean; None for an argument without entries."""
     if num_entries(values) is None:
         return None
-    values = values if isinstance(values, Array) else np.asarray(values)
+    values = values if isinstance(values, jax.Array) else np.asarray(values)
     return values.shape[1:], values.dtype == bool
 
 

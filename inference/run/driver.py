@@ -5,11 +5,19 @@ checkpoint, asks stop rules and handles Ctrl-C. Cost over the bare compiled loop
 on the host for each chunk, which takes a quarter of a second.
 """
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+import json
+import os
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
+from pathlib import Path
+from signal import Signals
+from time import time
 from typing import Any
 
 import jax
+import numpy as np
 import xarray as xr
 from numpyro.infer import SVI
 from numpyro.infer.mcmc import MCMCKernel
@@ -17,15 +25,24 @@ from numpyro.infer.mcmc import MCMCKernel
 from inference.program.compiling import keep_programs
 from inference.program.program import Program
 from inference.program.sites import check_setting, check_whole, is_number
+from inference.run.cluster import submitted
 from inference.run.loop import CHAIN_METHODS, Chain, Replicate, Stepper
 from inference.run.protocol import Algorithm, init_strategy
 from inference.run.result import GROUPS, Run, attach_tree, check_names, kernel_settings
-from inference.run.session import TURN, Session, chain_keys
+from inference.run.session import (
+    TURN,
+    Drawn,
+    Interrupted,
+    Session,
+    chain_keys,
+    others_run,
+    starts,
+)
 from inference.run.stopping import StopRule
-from inference.run.store import CheckpointError, Store
+from inference.run.store import STATE, CheckpointError, Store, chain_folders
 from inference.run.svi import StochasticVI
 
-__all__ = ["Driver"]
+__all__ = ["Driver", "each_run"]
 
 
 class Driver:
@@ -47,17 +64,24 @@ class Driver:
             compiled loop, not constants in it: runs on other data of the same shapes are then
             compiled once. Not for a model that needs values of its data while it is traced, such as
             which entries are missing.
-        progress_bar: shows a bar on a terminal; quiet in CI and in pipes.
+        progress_bar: shows a bar on a terminal; quiet in CI and in pipes. None shows it after two
+            seconds.
         checkpoint: a folder. Draws go to it as they come, and a run of the same model, data and
             settings that it holds is resumed, bit for bit. None keeps everything in memory.
         save_every: seconds between two commits to the checkpoint.
         stop: a predicate over the tree so far, such as `converged()` or `settled()`.
-        max_time: seconds after which the run ends with what it has. Initialisation does not count,
-            and compilation is not cut short.
+        max_time: seconds after which the run ends with what it has, and a warning. Initialisation
+            does not count, and compilation is not cut short.
         extra_fields: fields of the kernel's state to record as well, dots for parts:
             "adapt_state.step_size".
         groups: groups that cost another pass through the model: "log_likelihood", "log_prior",
             "posterior_predictive", "prior" (with its "prior_predictive").
+        cluster: a `dask.distributed.Client`, or the address of a scheduler: each chain, or
+            replicate, is a task there. The tree equals that of a run without it, bit for bit on
+            machines of one kind, and its draws are in memory. In `checkpoint`, on a disk that all
+            workers share, each chain has a folder of its own; a run without `cluster` goes on from
+            them, chain by chain. `max_time` is that of each chain. `attrs["steps_run_of_chains"]`
+            has the steps of each, and `attrs["sampling_time"]` is the time of all together.
     """
 
     def __init__(
@@ -70,15 +94,16 @@ class Driver:
         thinning: int = 1,
         chain_method: str | Callable = "sequential",
         jit_model_args: bool = False,
-        progress_bar: bool = True,
+        progress_bar: bool | None = True,
         checkpoint: Any = None,
         save_every: float = 30.0,
         stop: StopRule | None = None,
         max_time: float | None = None,
         extra_fields: tuple[str, ...] = (),
         groups: tuple[str, ...] = (),
+        cluster: Any = None,
     ):
-        self.kernel = kernel
+        self.kernel, self.cluster = kernel, cluster
         self.num_warmup, self.num_samples, self.num_chains = num_warmup, num_samples, num_chains
         self.thinning = thinning
         self.chain_method = chain_method
@@ -100,6 +125,9 @@ class Driver:
     ) -> xr.DataTree:
         """Runs on the model's arguments.
 
+        Ctrl-C and SIGTERM end the run: it saves its checkpoint and raises `Interrupted`, whose
+        `tree` has what was drawn, as `tree()` of the driver has.
+
         Args:
             rng_key: an integer or a JAX key.
             args, kwargs: the model's arguments, which are not copied: an array that is changed
@@ -119,18 +147,66 @@ class Driver:
                     program.check(init_strategy(self.kernel))
             keys = chain_keys(rng_key, self.num_chains)
             stepper = self._stepper(program, args, kwargs)
-            # As in NumPyro, the steps that are left over from thinning come before the first draw.
-            num_warmup = (self.num_warmup or 0) + self.num_samples % self.thinning
-            session = Session(
-                stepper,
-                Store(self.checkpoint, stepper.record_dim),
-                num_warmup=num_warmup if self.is_chain else 0,
-                thinning=self.thinning,
-                chain_method=self.chain_method,
-            )
+            if self.cluster is not None or chain_folders(self.checkpoint):
+                session = self._session(stepper, Store(None, stepper.record_dim))
+                session.join(self._each_alone(stepper, keys, init_params, args, kwargs))
+                self._last = Run(self, program, session, keys)
+                self._tell(self._last)
+                return self._tree_of(self._last)
+            session = self._session(stepper, Store(self.checkpoint, stepper.record_dim))
             session.start(keys, init_params)
             self._last = Run(self, program, session, keys)
             return self._advance(self._target, self.stop)
+
+    def _each_alone(
+        self, stepper: Stepper, keys: jax.Array, init_params: Any, args: tuple, kwargs: dict
+    ) -> list[Drawn | str]:
+        """What each chain draws by a driver of its own: in a task of the cluster, or here in turn.
+
+        Returns:
+            What was drawn, or the signal that ended a chain before it began.
+        """
+        self._check_alone()
+        alone = copy(self)
+        alone.cluster, alone.num_chains, alone.groups, alone._last = None, 1, (), None
+        if not self.is_chain:
+            alone.num_samples = 0  # they are drawn at the end, from the states of all replicates
+        if self.checkpoint is not None:
+            alone.checkpoint = os.path.abspath(self.checkpoint)  # workers run in other folders
+        common = (alone, args, kwargs)
+        items = list(zip(range(len(keys)), keys, starts(init_params, len(keys)), strict=True))
+        if self.cluster is None:
+            found = _in_turn(common, items, self.progress_bar)
+            if self.is_chain:
+                stepper.start(keys[0], items[0][2])  # binds the kernel
+            return found
+        records = self._target()
+        each = None if records is None else self._steps_without_record + records * self.thinning
+        total = None if each is None else each * len(items)
+        how = {"folder": alone.checkpoint, "bar": self.progress_bar, "total": total}
+        with submitted(self.cluster, _drawn_alone, common, items, **how) as found:
+            if self.is_chain:
+                stepper.start(keys[0], items[0][2])  # binds the kernel, while workers begin
+            with others_run():
+                return list(found)
+
+    def _check_alone(self) -> None:
+        """Raises ValueError or CheckpointError for what chains that run alone cannot have."""
+        if self.stop is not None:
+            raise ValueError(
+                "stop: a rule looks at all chains, and chains that run alone do not see each "
+                "other; leave it out."
+            )
+        if self.cluster is not None and self.chain_method != "sequential":
+            raise ValueError(
+                f"chain_method: found {self.chain_method!r}, wanted 'sequential': with `cluster` "
+                "each chain is a task."
+            )
+        if self.checkpoint is not None and (Path(self.checkpoint) / STATE).exists():
+            raise CheckpointError(
+                f"checkpoint: {str(self.checkpoint)!r} holds a run of all chains in one process; "
+                "leave `cluster` out, or name another folder."
+            )
 
     def _stepper(self, program: Program | None, args: tuple, kwargs: dict[str, Any]) -> Stepper:
         kernel, fields = self.kernel, self.extra_fields
@@ -144,6 +220,20 @@ class Driver:
             )
         return Replicate(algorithm, program, fields)
 
+    def _session(self, stepper: Stepper, store: Store) -> Session:
+        return Session(
+            stepper,
+            store,
+            num_warmup=self._steps_without_record,
+            thinning=self.thinning,
+            chain_method=self.chain_method,
+        )
+
+    @property
+    def _steps_without_record(self) -> int:
+        # As in NumPyro, the steps that are left over from thinning come before the first draw.
+        return (self.num_warmup or 0) + self.num_samples % self.thinning if self.is_chain else 0
+
     def extend(self, more: int) -> xr.DataTree:
         """Goes on from where the last `run` ended; the whole equals one longer run bit for bit.
 
@@ -151,11 +241,16 @@ class Driver:
             more: steps, a multiple of `thinning`.
         """
         self.check_precision("extend")
+        if self.cluster is not None:
+            raise ValueError(
+                "extend: chains on a cluster end where they end; call `run` again with more "
+                "`num_samples` and the same checkpoint, which goes on."
+            )
         if more < 1 or more % self.thinning:
             raise ValueError(
                 f"extend: more must be a multiple of thinning, {self.thinning}; got {more}."
             )
-        with self._turn("extend") as run:
+        with self._turn(self._finished_run("extend")) as run:
             return self._advance(lambda: run.session.records + more // self.thinning, None)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
@@ -170,15 +265,36 @@ class Driver:
             args, kwargs: the model's arguments with the new rows, which are not copied.
         """
         self.check_precision("update")
-        with self._turn("update") as run:
+        with self._turn(self._finished_run("update")) as run:
             run.update(*args, **kwargs)
             run.session.store = run.session.store.in_memory()
             self._go(run, self._target(), self.stop)
 
+    def restore(self, tree: xr.DataTree, steps: Sequence[Any], *args: Any, **kwargs: Any) -> None:
+        """Takes up a run of an algorithm where another driver has ended it; `update` then goes on.
+
+        If the kernels have the same settings, the whole equals one run, bit for bit. What this
+        method takes may come from a file, so that the run goes on in another process.
+
+        Args:
+            tree: the tree of the other driver.
+            steps: its `steps`.
+            args, kwargs: the arguments of its `whole_program`.
+        """
+        if not isinstance(self.kernel, Algorithm):
+            raise TypeError("restore: a chain goes on from its checkpoint; call `run`.")
+        keep_programs()
+        with TURN, jax.enable_x64(bool(tree.attrs["x64"])):
+            program = Program(self.kernel.model, *args, **kwargs)
+            stepper = Replicate(self.kernel, program, self.extra_fields)
+            session = self._session(stepper, Store(None, stepper.record_dim))
+            session.restore(steps, tree)
+            keys = jax.device_put(np.array(json.loads(tree.attrs["rng_key"]), np.uint32))
+            self._last = Run(self, program, session, jax.random.wrap_key_data(keys))
+
     def tree(self) -> xr.DataTree:
         """The tree of the last run and its updates, computed in the precision of the run."""
-        with self._turn("tree") as run, jax.enable_x64(run.x64):
-            return run.tree()
+        return self._tree_of(self._finished_run("tree"))
 
     def check_precision(self, asked: str) -> None:
         """Raises ValueError if `jax_enable_x64` is not that of the last run.
@@ -200,6 +316,13 @@ class Driver:
             return run.replicates()
 
     @property
+    def steps(self) -> list[Any]:
+        """The states of an algorithm with their keys and counters, one a replicate."""
+        run = self._finished_run("steps")
+        with jax.enable_x64(run.x64):
+            return run.steps()
+
+    @property
     def reading(self) -> Any:
         """The structure that the kernel has read off the model in the last run or update."""
         return self._finished_run("reading").stepper.reading
@@ -214,18 +337,26 @@ class Driver:
         """The model with the data of the last run or update; None where the kernel has no model."""
         return self._finished_run("program").program
 
+    @property
+    def whole_program(self) -> Program:
+        """The model with the data of the last run and its updates, as the tree describes them."""
+        return self._finished_run("whole_program").whole_program
+
     def _finished_run(self, asked: str) -> Run:
         if self._last is None:
             raise ValueError(f"{asked}: nothing has run yet; call `run` first.")
         return self._last
 
     @contextmanager
-    def _turn(self, asked: str) -> Generator[Run]:
-        """Yields the last run: no other thread runs a model, and the kernel has its reading."""
-        run = self._finished_run(asked)
+    def _turn(self, run: Run) -> Generator[Run]:
+        """Yields the run: no other thread runs a model, and the kernel has its reading."""
         with TURN:
             run.stepper.bind()
             yield run
+
+    def _tree_of(self, run: Run) -> xr.DataTree:
+        with self._turn(run), jax.enable_x64(run.x64):
+            return run.tree()
 
     def _target(self) -> int | None:
         return self.num_samples // self.thinning if self.is_chain else self.num_warmup
@@ -255,6 +386,20 @@ class Driver:
             bar=self.progress_bar,
             tree_so_far=run.tree_so_far,
         )
+        self._tell(run)
+
+    def _tell(self, run: Run) -> None:
+        """Raises Interrupted for a run that a signal has ended; warns of one out of time."""
+        ended, steps = run.session.ended, run.session.steps
+        if ended in Signals.__members__:
+            raise Interrupted(ended, steps, lambda: self._tree_of(run))
+        if ended == "max_time":
+            goes_on = "`extend`" if self.cluster is None else "the same run with a checkpoint"
+            warnings.warn(
+                f"max_time: {self.max_time} seconds were over after {steps} steps, before the run "
+                f"was complete; {goes_on} goes on.",
+                stacklevel=5,
+            )
 
     def _check(self) -> None:
         """Raises ValueError or TypeError for a wrong setting."""
@@ -331,3 +476,93 @@ class Driver:
         # NumPy's integers become Python's
         self.num_samples, self.num_chains = int(self.num_samples), int(self.num_chains)
         self.thinning = int(self.thinning)
+
+
+@contextmanager
+def each_run(
+    cluster: Any,
+    common: tuple[tuple, dict[str, Any]],
+    items: Iterable[tuple[Driver, jax.Array, tuple | Callable]],
+    *,
+    left: Callable[[], float | None] = lambda: None,
+    folder: Any = None,
+) -> Generator[Iterator[tuple[Driver, xr.DataTree]]]:
+    """Runs drivers; yields an iterator over `(driver, tree)`, in order.
+
+    On a cluster a run is a task, and all are submitted at once; here a run begins when it is asked
+    for. A signal raises Interrupted, with the tree of the run that it has ended.
+
+    Args:
+        cluster: as for `Driver`; None runs them here.
+        common: positional and keyword arguments of all models.
+        items: driver, key, and the first positional arguments of its model, or a function that
+            returns them, which is called where the driver runs.
+        left: returns the seconds that are left for all runs together; None: no limit.
+        folder: holds all of their checkpoints.
+    """
+    if cluster is None:
+        yield (_run_here(*common, *item, left()) for item in items)
+        return
+    seconds = left()
+    deadline = None if seconds is None else time() + seconds
+    tasks = [(*item, deadline) for item in items]
+    bar = tasks[0][0].progress_bar if tasks else False
+    with submitted(cluster, _run_in_task, common, tasks, folder=folder, bar=bar) as found:
+        yield _not_interrupted(found, [driver.progress_bar for driver, *_ in tasks])
+
+
+def _run_here(
+    args: tuple, kwargs: dict, driver: Driver, key: jax.Array, own: Any, seconds: float | None
+) -> tuple[Driver, xr.DataTree]:
+    driver.max_time = seconds
+    return driver, driver.run(key, *(own() if callable(own) else own), *args, **kwargs)
+
+
+def _run_in_task(
+    args: tuple, kwargs: dict, driver: Driver, key: jax.Array, own: Any, deadline: Any, bar: Any
+) -> tuple[Driver, xr.DataTree]:
+    driver.progress_bar = bar
+    try:
+        seconds = None if deadline is None else max(0.0, deadline - time())
+        return _run_here(args, kwargs, driver, key, own, seconds)
+    except Interrupted as error:
+        return driver, error.tree
+
+
+def _not_interrupted(
+    found: Iterator[tuple[Driver, xr.DataTree] | str], bars: list[bool | None]
+) -> Iterator[tuple[Driver, xr.DataTree]]:
+    """The results of tasks, until a signal has ended one."""
+    last = xr.DataTree()
+    for each, bar in zip(found, bars, strict=False):
+        if isinstance(each, str):
+            raise Interrupted(each, 0, lambda tree=last: tree)
+        driver, last = each
+        driver.progress_bar = bar
+        if (ended := last.attrs["ended"]) in Signals.__members__:
+            raise Interrupted(ended, last.attrs["steps"], lambda tree=last: tree)
+        yield each
+
+
+def _drawn_alone(
+    driver: Driver, args: tuple, kwargs: dict, number: int, key: jax.Array, start: Any, bar: Any
+) -> Drawn:
+    """What one of several chains draws, whose checkpoint has a folder of its own."""
+    own = copy(driver)
+    own.progress_bar = bar
+    if driver.checkpoint is not None:
+        own.checkpoint = Path(driver.checkpoint) / f"chain_{number}"
+    with suppress(Interrupted):
+        own.run(key, *args, init_params=start, **kwargs)
+    return own._finished_run("run").session.drawn()
+
+
+def _in_turn(common: tuple, items: list[tuple], bar: bool | None) -> list[Drawn | str]:
+    """What chains draw that run here, one after the other, until a signal ends them."""
+    found: list[Drawn | str] = []
+    for item in items:
+        drawn = _drawn_alone(*common, *item, bar)
+        found.append(drawn)
+        if (ended := drawn.commit.ended) in Signals.__members__:
+            return found + [ended] * (len(items) - len(found))
+    return found

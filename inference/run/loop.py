@@ -12,6 +12,7 @@ depend on how a run is cut into chunks. Between two calls `Session` works on the
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -21,9 +22,10 @@ import numpy as np
 from jax import Array, random
 from numpyro.infer.mcmc import MCMCKernel
 
-from inference.program.compiling import built, is_arrays, make_room, once
+from inference.program.compiling import built, is_arrays, make_room, traced_once
+from inference.program.interpreting import interpreted, split
 from inference.program.program import Program
-from inference.run.protocol import Algorithm, Online
+from inference.run.protocol import Algorithm, GibbsBlock, Online
 
 __all__ = [
     "CHAIN_METHODS",
@@ -88,13 +90,15 @@ class Chain:
         self.data: Any = None  # arrays that `step` and `record` take
         # (kernel, what its `init` has read), of the kernel or its blocks
         self._readings: list[tuple[Any, Any]] = []
+        self._begun: Callable | None = None  # the kernel's `init`, traced for the first chain
 
     def start(self, rng_key: Array, init_params: Any) -> Any:
         """The state of one chain before its first step; on the host."""
-        state = jax.tree.map(jnp.asarray, self._first(rng_key, init_params))
+        state = jax.tree.map(_on_device, self._first(rng_key, init_params))
         parts = (self.kernel, *(block for block, _ in getattr(self.kernel, "blocks", ())))
         self._readings = [(part, part.reading) for part in parts if hasattr(part, "reading")]
-        own = getattr(self.kernel, "data", lambda args, kwargs: None)(self.args, self.kwargs)
+        is_ours = isinstance(self.kernel, GibbsBlock)
+        own = self.kernel.data(self.args, self.kwargs) if is_ours else None
         self.data = (own, self._given) if self._given or own is not None else None
         self.asks_host = bool(self._growing(state))
         position = getattr(state, self.kernel.sample_field)
@@ -118,13 +122,14 @@ class Chain:
             part.reading = reading
 
     def _first(self, rng_key: Array, init_params: Any) -> Any:
-        """The kernel's first state; `jit_model_args` computes it by one compiled program."""
+        """The kernel's first state; with `jit_model_args` by one trace for all chains."""
         init = lambda key, params: self.kernel.init(
             key, self.num_warmup, params, model_args=self.args, model_kwargs=self.kwargs
         )
         if not self.jit_model_args:
             return init(rng_key, init_params)
-        state = once(init, rng_key, init_params)(rng_key, init_params)
+        self._begun = self._begun or interpreted(init, rng_key, init_params)
+        state = self._begun(rng_key, init_params)
         parts = (state, *getattr(state, "block_states", ()))
         # kernels that draw from complete conditionals have no energy
         energies = [getattr(part, "potential_energy", None) for part in parts]
@@ -133,18 +138,22 @@ class Chain:
 
     def step(self, state: Any, data: Any) -> Any:
         """One step. Compiled."""
-        own = None if data is None else data[0]  # always None for NumPyro's kernels
-        own_data = {} if own is None else {"data": own}
-        return self.kernel.sample(state, *self._arguments(state, data), **own_data)
+        return self.kernel.sample(state, *self._arguments(state, data), **self._own(data))
 
     def record(self, state: Any, data: Any) -> Record:
         """What the tree records of a step. Compiled."""
         position = getattr(state, self.kernel.sample_field)
-        values = self.kernel.postprocess_fn(*self._arguments(state, data))(position)
+        process = self.kernel.postprocess_fn(*self._arguments(state, data), **self._own(data))
+        values = process(position)
         stats = {name: field_at(path, state) for name, path in self.fields.items()}
         if "lp" in stats:
             stats["lp"] = -stats["lp"]
         return {"posterior": _named(values), "sample_stats": stats}
+
+    @staticmethod
+    def _own(data: Any) -> dict[str, Any]:
+        """The arrays that the kernel takes as `data`; NumPyro's kernels take none."""
+        return {} if data is None or data[0] is None else {"data": data[0]}
 
     def finished(self, state: Any) -> Array:
         """Always False: a chain ends by its budget, or by a stop rule. Compiled."""
@@ -207,7 +216,8 @@ class Chain:
 
     def status(self, state: Any) -> str:
         """A short text for the progress bar."""
-        return "makes room" if self.needs_host(state) else self.kernel.get_diagnostics_str(state)
+        is_full = self.asks_host and self.needs_host(state)
+        return "makes room" if is_full else self.kernel.get_diagnostics_str(state)
 
 
 class Step(NamedTuple):
@@ -225,12 +235,22 @@ class Replicate:
 
     warms_up = False
     record_dim = "step"
-    asks_host = True
 
     def __init__(self, algorithm: Algorithm, program: Program, extra_fields: tuple[str, ...]):
         self.algorithm, self.extra_fields = algorithm, extra_fields
+        self.asks_host = type(algorithm).needs_host is not Algorithm.needs_host
         self.reading, self.data = algorithm.read(program)
         self.report = algorithm.report
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The attributes without the traced step."""
+        return {name: value for name, value in vars(self).items() if name != "_traced"}
+
+    @cached_property
+    def _traced(self) -> Callable:
+        """The algorithm's step, which JAX traces once for the same shapes."""
+        step = lambda key, state, data: self.algorithm.step(key, state, self.reading, data)
+        return traced_once(step)
 
     def bind(self) -> None:
         """Does nothing: an algorithm keeps no reading in itself."""
@@ -242,12 +262,11 @@ class Replicate:
                 f"init_params: {type(self.algorithm).__name__} is no chain and starts from its own "
                 "`init`; leave it out."
             )
-        init_key, step_key, draw_key = random.split(rng_key, 3)
-        state = jax.tree.map(jnp.asarray, self.algorithm.init(init_key, self.reading, self.data))
+        init_key, step_key, draw_key = split(rng_key, 3)
+        state = jax.tree.map(_on_device, self.algorithm.init(init_key, self.reading, self.data))
         _check_fields(state, self.extra_fields)
-        step = lambda key, state, data: self.algorithm.step(key, state, self.reading, data)
-        _, info = jax.eval_shape(step, step_key, state, self.data)
-        info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info)
+        _, info = jax.eval_shape(self._traced, step_key, state, self.data)
+        info = jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype)), info)
         return Step(state, info, step_key, draw_key, jnp.zeros((), jnp.int32))
 
     def updated(self, program: Program, lanes: Sequence[Any]) -> list[Any]:
@@ -269,13 +288,12 @@ class Replicate:
         )
         found = [stacked([updated(one) for one in unstacked(lane)]) for lane in lanes]
         self.reading, self.data = reading, data
+        vars(self).pop("_traced", None)
         return found
 
     def step(self, state: Step, data: Any) -> Step:
         """One step. Compiled."""
-        new, info = self.algorithm.step(
-            random.fold_in(state.rng_key, state.count), state.state, self.reading, data
-        )
+        new, info = self._traced(random.fold_in(state.rng_key, state.count), state.state, data)
         return state._replace(state=new, info=info, count=state.count + 1)
 
     def record(self, state: Step, data: Any) -> Record:
@@ -295,6 +313,11 @@ class Replicate:
         """The states of replicates that are stacked together, after the work of the host."""
         new = self.algorithm.on_host([each.state for each in states], self.reading, self.data)
         return [each._replace(state=one) for each, one in zip(states, new, strict=True)]
+
+
+def _on_device(leaf: Any) -> Array:
+    """The array of JAX; from one of NumPy without a program, which `jnp.asarray` would compile."""
+    return jax.device_put(leaf) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
 
 
 Stepper = Chain | Replicate
@@ -356,7 +379,7 @@ def _check_start(kernel: MCMCKernel, position: Any, init_params: Any) -> None:
     wanted = init_params if isinstance(init_params, dict) else _named(init_params)
     found = _named(position)
     for name, value in wanted.items():
-        if name not in found or not jnp.allclose(jnp.asarray(value), found[name]):
+        if name not in found or not np.allclose(np.asarray(value), np.asarray(found[name])):
             raise ValueError(
                 f"init_params: {type(kernel).__name__} does not start from the given {name!r}; "
                 "leave it out, or use NUTS."
@@ -401,7 +424,9 @@ class Loop:
         # 16 MiB: a chunk lasts a quarter of a second, and larger buffers would only cost copies
         self.capacity = int(np.clip(16 * 2**20 // size, 1, 2**18))
         self.buffers = jax.tree.map(
-            lambda leaf: jnp.zeros((self.capacity, *leaf.shape), leaf.dtype), record
+            # NumPy's zeros compile nothing
+            lambda leaf: jax.device_put(np.zeros((self.capacity, *leaf.shape), leaf.dtype)),
+            record,
         )
         self.stepper = stepper
         make_room()
@@ -439,8 +464,9 @@ class Loop:
         if count == size:
             # a quarter of a second: short enough for the bar and Ctrl-C, long against the 0.1 ms of
             # a call
-            seconds = max(perf_counter() - started, 1e-6)
-            self.pace = min(size * 0.25 / seconds, 10.0 * size)
+            measured = size * 0.25 / max(perf_counter() - started, 1e-6)
+            # of several lanes each takes its share of the pace, so `size` is no bound on growth
+            self.pace = min(measured, 10.0 * max(size, self.pace))
         kept = count if recorded else 1
         records = jax.tree.map(lambda buffer: np.asarray(buffer)[:kept].copy(), self.buffers)
         return states, records, count

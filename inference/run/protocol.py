@@ -20,12 +20,14 @@ of a model, alone or as a block of NumPyro's `Gibbs`.
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.core import eval_context
 from numpyro.distributions.distribution import validation_enabled
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG, conditioned
 from numpyro.infer.mcmc import MCMCKernel
@@ -55,6 +57,9 @@ class Algorithm(ABC):
     model: Any  # the NumPyro model that it was built on
     # the checks of `diagnostics.report`: "smc", "nested", "variational"; "": told by the tree
     report: ClassVar[str] = ""
+    # whether draws are of the posterior only once the run has finished; before, the tree has them
+    # in the group `unfinished`, and no evidence
+    draws_at_end: ClassVar[bool] = False
 
     @abstractmethod
     def read(self, program: Program) -> tuple[Any, Any]:
@@ -151,6 +156,10 @@ class GibbsBlock(MCMCKernel):
         """The state after another block has drawn its sites; by default it stays as it is."""
         return state
 
+    def data(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
+        """Arrays that `sample` and `postprocess_fn` take as `data`; None: they take none."""
+        return None
+
     def wrap_model(self, wrapper: Callable) -> Self:
         """The same kernel on another model, without its reading.
 
@@ -173,11 +182,15 @@ class GibbsBlock(MCMCKernel):
         others = kwargs.pop(GIBBS_SITES_KWARG, {})
         return Program(self.model, *args, **kwargs), others
 
-    def _bind(self, program: Program, owned: list[str], read: Callable[[], Reading]) -> Any:
+    def _bind(
+        self, program: Program, owned: list[str], read: Callable[[], Reading], values: Any = None
+    ) -> Any:
         """Sets `reading` to what `read()` finds, and returns it.
 
         The chains of a run share one reading. It is kept while the arguments are the same objects
         and the model has the same hash, which changes when a helper of the model is redefined.
+
+        `values` are what `read` takes beside the program.
 
         Cost: one trace of the model for each call beside the reading itself.
         """
@@ -189,7 +202,11 @@ class GibbsBlock(MCMCKernel):
             with validation_enabled(False):  # `read` has the better errors for bad data
                 return model_hash(program, knows_data=True)
 
-        with jax.ensure_compile_time_eval():
+        # inside of traced code what the model makes of its data is computed at once; beside traced
+        # data or values each constant is so as well, and JAX compiles it by itself
+        is_mixed = has_traced or is_traced(values)
+        at_once = jax.ensure_compile_time_eval if is_mixed else eval_context
+        with at_once() if is_traced(jnp.zeros(())) else nullcontext():
             is_same = (
                 known
                 and not has_traced

@@ -17,6 +17,7 @@ import xarray as xr
 from jax import Array, random
 from numpyro.infer.mcmc import MCMCKernel
 
+from inference.maths.averages import log_mean, log_mean_error
 from inference.program.compiling import compiled, data_hash, trace_hash
 from inference.program.program import Program
 from inference.run.loop import Replicate
@@ -254,10 +255,14 @@ class Run:
         attrs = self._attributes()
         if self.program is None:
             return _assembled(groups, attrs)
-        program = self._on_all_rows(groups)
+        program = self._with_room(groups)
         if isinstance(self.stepper, Replicate):
             results, scalars = self._results(self.stepper)
             draws = self._draws(self.stepper, program) if self.driver.num_samples else {}
+            if self.stepper.algorithm.draws_at_end and self.session.ended != "finished":
+                draws = {"unfinished": draws["posterior"]} if draws else {}
+                unknown = [name for name in scalars if "log_evidence" in name or name == "ess"]
+                scalars |= {name: scalars[name] * np.nan for name in unknown}
             groups |= draws | results
             attrs |= scalars
         groups |= data_groups(program)
@@ -272,15 +277,17 @@ class Run:
                 raise
         return _assembled(groups, attrs)
 
-    def _on_all_rows(self, groups: dict[str, xr.Dataset]) -> Program:
-        """The model with the data of the run and of its updates.
+    @property
+    def whole_program(self) -> Program:
+        """The model with the data of the run and of its updates."""
+        by_row = self.stepper.reading.by_row(self.programs) if len(self.programs) > 1 else ()
+        return joined(self.programs, by_row)
 
-        For a chain whose arrays may grow, the model has the capacity that the draws have.
-        """
-        stepper, program = self.stepper, self.programs[0]
+    def _with_room(self, groups: dict[str, xr.Dataset]) -> Program:
+        """The whole program; with the capacity of the draws for a chain whose arrays may grow."""
+        stepper, program = self.stepper, self.whole_program
         if isinstance(stepper, Replicate):
-            by_row = stepper.reading.by_row(self.programs) if len(self.programs) > 1 else ()
-            return joined(self.programs, by_row)
+            return program
         draws = groups["posterior"].data_vars.items()
         draw = {str(name): np.zeros(values.shape[2:]) for name, values in draws}
         room = stepper.room(self.session.each()[0], draw)
@@ -375,9 +382,13 @@ class Run:
 
     def replicates(self) -> list[Any]:
         """The states of an algorithm, one a replicate."""
+        return [step.state for step in self.steps()]
+
+    def steps(self) -> list[Any]:
+        """The states of an algorithm with their keys and counters, one a replicate."""
         if not isinstance(self.stepper, Replicate):
             raise TypeError("states: a chain has draws; look at the tree.")
-        return [step.state for step in self.session.each()]
+        return self.session.each()
 
     def _attributes(self) -> dict[str, Any]:
         driver, session = self.driver, self.session
@@ -396,7 +407,7 @@ class Run:
             "kernel_settings": json.dumps(driver._settings),
             "num_warmup": -1 if driver.num_warmup is None else driver.num_warmup,
             "num_samples": num_drawn,
-            "num_chains": driver.num_chains,
+            "num_chains": len(session.each()),
             "thinning": driver.thinning,
             "tuning_steps": driver.num_warmup if driver.is_chain else 0,
             "rng_key": json.dumps(np.asarray(random.key_data(self.keys)).tolist()),
@@ -408,6 +419,7 @@ class Run:
             "sampling_time": session.seconds,
             "compile_time": session.seconds_to_compile,
             **({"report": report} if report else {}),
+            **({"steps_run_of_chains": alone} if (alone := session.steps_run_of_chains) else {}),
             **getattr(self.stepper.reading, "attributes", {}),
         }
 
@@ -499,9 +511,8 @@ def _combined(scalars: dict[str, np.ndarray]) -> dict[str, Any]:
             name: value[0].item() if len(value) == 1 else value for name, value in scalars.items()
         }
     each = scalars["log_evidence"]
-    mean = np.logaddexp.reduce(each) - np.log(len(each))
-    spread = np.std(np.exp(each - mean), ddof=1) / np.sqrt(len(each))
+    spread = log_mean_error(each)
     if not np.isfinite(errors := scalars.get("log_evidence_se", np.zeros(1))).all():
         spread = np.nan if np.isnan(errors).any() else np.inf
     rest = {f"{name}_of_replicates": value for name, value in scalars.items()}
-    return rest | {"log_evidence": float(mean), "log_evidence_se": float(spread)}
+    return rest | {"log_evidence": log_mean(each), "log_evidence_se": spread}

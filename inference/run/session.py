@@ -1,7 +1,7 @@
 """One run under way: everything that is decided between two calls of the compiled loop.
 
 These are chunks, saves to the checkpoint, stop rules, signals and the progress bar. Ctrl-C and
-SIGTERM end a run after its chunk, not in the middle of it.
+SIGTERM end a run after its chunk, not in the middle of it; the driver then raises `Interrupted`.
 
 A lane is a group of chains that the compiled loop advances together. With "sequential" each chain
 is a lane of its own: it goes through a whole chunk before the next one, in the same compiled loop.
@@ -13,15 +13,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property, partial
 from itertools import count
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 from jax import Array, random
 
 from inference.program.compiling import compiled
@@ -32,6 +34,8 @@ from inference.run.store import Commit, Records, Store, concatenate
 __all__ = [
     "TURN",
     "Bar",
+    "Drawn",
+    "Interrupted",
     "Noted",
     "Session",
     "chain_keys",
@@ -40,10 +44,53 @@ __all__ = [
     "marks",
     "others_run",
     "signals_noted",
+    "starts",
 ]
 
 # NumPyro's handlers are one stack for all threads: models run in one thread at a time
 TURN = threading.RLock()
+WAIT = 2.0  # seconds before a bar that is shown where a run takes long
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM has ended a run, whose checkpoint was saved before.
+
+    Nothing has to catch it: a script then ends with 130 after Ctrl-C, and with 143 after SIGTERM.
+
+    Args:
+        name: "SIGINT" or "SIGTERM", kept as `signal`.
+        steps: steps taken until then.
+        computed: function that returns the tree. It is called when `tree` is first asked for, so
+            that a process ends at once.
+    """
+
+    def __init__(self, name: str, steps: int, computed: Callable[[], xr.DataTree]):
+        super().__init__(
+            f"{name} ended the run after {steps} steps; what was drawn is in `.tree` of this error."
+        )
+        self.signal, self._computed = name, computed
+        sys.excepthook = _ends_by_signal(sys.excepthook)
+
+    @cached_property
+    def tree(self) -> xr.DataTree:
+        """What was drawn."""
+        return self._computed()
+
+
+def _ends_by_signal(show: Callable) -> Callable:
+    """A hook for errors that nothing has caught: the process ends as the signal asks.
+
+    Python itself does so for a KeyboardInterrupt, but not for its subclasses. An interactive
+    session goes on after Ctrl-C.
+    """
+
+    def shown(kind: type, error: BaseException, trace: Any) -> None:
+        show(kind, error, trace)
+        is_interactive = hasattr(sys, "ps1")
+        if isinstance(error, Interrupted) and (error.signal == "SIGTERM" or not is_interactive):
+            sys.exit(128 + signal.Signals[error.signal])
+
+    return shown
 
 
 class Noted(list[str]):
@@ -69,12 +116,14 @@ class Noted(list[str]):
 def signals_noted() -> Generator[list[str]]:
     """Puts the names of Ctrl-C and SIGTERM into the list that it yields; a second Ctrl-C raises.
 
-    Only the main thread receives signals: elsewhere the list stays empty.
+    Only the main thread receives signals: elsewhere the list stays empty. A signal that the process
+    ignores, as one in the background may ignore Ctrl-C, is ignored here as well.
     """
     noted = Noted()
     is_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
-    before = {number: signal.signal(number, noted) for number in numbers}
+    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, noted) for number in heard}
     try:
         yield noted
     finally:
@@ -98,24 +147,49 @@ def ctrl_c_waits() -> Generator[None]:
 
 
 class Bar:
-    """A tqdm bar over the steps of a run, on a terminal; quiet in CI and in pipes."""
+    """A tqdm bar over the steps of a run, on a terminal; quiet in CI and in pipes.
 
-    def __init__(self, shown: bool, total: int | None, done: int):
-        self.tqdm = None
-        if shown and "CI" not in os.environ and sys.stderr.isatty():
-            from tqdm.auto import tqdm
+    Args:
+        shown: whether there is a bar; None: after `WAIT` seconds.
+        total: how many steps there will be; None where this is not known.
+        done: how many there were before.
+    """
 
-            self.tqdm = tqdm(total=total, initial=done, desc="compiling", dynamic_ncols=True)
+    signal = ""  # that ends the run, where it comes by another way than to this process
+
+    def __init__(self, shown: bool | None, total: int | None, done: int):
+        self.tqdm, self.timer = None, None
+        self.total, self.done, self.lock = total, done, threading.Lock()
+        if shown is False or "CI" in os.environ or not sys.stderr.isatty():
+            return
+        if shown:
+            self._open()
+        else:  # by a thread, since compilation may take longer
+            self.timer = threading.Timer(WAIT, self._open)
+            self.timer.daemon = True
+            self.timer.start()
+
+    def _open(self) -> None:
+        from tqdm.auto import tqdm
+
+        with self.lock:
+            given = {"total": self.total, "initial": self.done, "dynamic_ncols": True}
+            self.tqdm = tqdm(desc="compiling", **given)
 
     def update(self, steps: int, phase: str, text: str) -> None:
         """Moves on by `steps`."""
-        if self.tqdm is not None:
-            self.tqdm.set_description(phase, refresh=False)
-            self.tqdm.set_postfix_str(text, refresh=False)
-            self.tqdm.update(steps)
+        with self.lock:
+            self.done += steps
+            if self.tqdm is not None:
+                self.tqdm.set_description(phase, refresh=False)
+                self.tqdm.set_postfix_str(text, refresh=False)
+                self.tqdm.update(steps)
 
     def close(self) -> None:
         """Closes the bar; its last line stays on the terminal."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer.join()
         if self.tqdm is not None:
             self.tqdm.close()
 
@@ -136,6 +210,15 @@ def figures(stats: dict[str, np.ndarray], divergences: int) -> str:
         for name, value in stats.items()
         if value.ndim == 2 and len(value)
     )
+
+
+class Drawn(NamedTuple):
+    """What the chains of a session have drawn, to be joined with those of other sessions."""
+
+    commit: Commit
+    records: Records
+    steps_run: int
+    seconds_to_compile: float
 
 
 @contextmanager
@@ -175,6 +258,7 @@ class Session:
         self.questions: dict[Any, Any] = {}  # compiled `finished` and `needs_host`
         self.steps = self.records = self.divergences = 0
         self.steps_run = 0  # by the last call of `advance`
+        self.steps_run_of_chains: list[int] = []  # where they ran alone
         self.ended = ""
         self.seconds = self.seconds_to_compile = 0.0
 
@@ -189,6 +273,48 @@ class Session:
             "lanes": jax.tree.map(on_host, self.lanes),
         }
 
+    def drawn(self) -> Drawn:
+        """What the session holds, in memory."""
+        commit = self.commit()._replace(states=self.__getstate__()["lanes"])
+        records = concatenate(self.store.in_memory().pending)
+        return Drawn(commit, records, self.steps_run, self.seconds_to_compile)
+
+    def join(self, each: Sequence[Drawn | str]) -> None:
+        """Takes up chains that sessions of their own have drawn.
+
+        Where chains have ended at different steps, each has as many draws as the shortest that has
+        one. The records of a replicate of an algorithm end with copies of the last one, as they do
+        where other replicates go on.
+
+        Args:
+            each: what was drawn, or the signal that has ended a chain before it began.
+        """
+        reasons = [one if isinstance(one, str) else one.commit.ended for one in each]
+        drawn = [one for one in each if isinstance(one, Drawn)]
+        drawn = [one for one in drawn if one.commit.records] or drawn[:1]
+        counts = [one.commit.records for one in drawn]
+        is_cut = self.stepper.warms_up
+        count = min(counts) if is_cut else max(counts)
+        places = np.arange(count)
+        self.store.append(
+            concatenate(
+                [
+                    jax.tree.map(lambda leaf, n=n: leaf[np.minimum(places, n - 1)], one.records)
+                    for one, n in zip(drawn, counts, strict=True)
+                ],
+                axis=1,
+            )
+        )
+        self.records = count
+        self.lanes = [jax.tree.map(jax.device_put, one.commit.states[0]) for one in drawn]
+        self.steps = (min if is_cut else max)(one.commit.steps for one in drawn)
+        self.steps_run_of_chains = [one.steps_run for one in drawn]
+        self.steps_run = max(self.steps_run_of_chains)
+        self.seconds = sum(one.commit.seconds for one in drawn)
+        self.seconds_to_compile = sum(one.seconds_to_compile for one in drawn)
+        early = [reason for reason in reasons if reason not in ("budget", "finished")]
+        self.ended = (early or sorted(reasons))[0]
+
     def start(self, keys: Array, init_params: Any) -> None:
         """Initial states of all chains, eagerly and one after the other.
 
@@ -196,18 +322,33 @@ class Session:
             keys: a key for each chain.
             init_params: of the one chain, or of several with a leading chain axis, as in NumPyro.
         """
-        own = lambda i: (
-            init_params
-            if init_params is None or len(keys) == 1
-            else jax.tree.map(lambda leaf: jnp.asarray(leaf)[i], init_params)
-        )
-        states = [self.stepper.start(key, own(i)) for i, key in enumerate(keys)]
+        each = zip(keys, starts(init_params, len(keys)), strict=True)
+        self._place([self.stepper.start(key, start) for key, start in each])
+
+    def restore(self, states: Sequence[Any], tree: xr.DataTree) -> None:
+        """Takes up the run of an algorithm where another session has ended it.
+
+        Args:
+            states: of all replicates, as `each` gives them.
+            tree: the tree of that session.
+        """
+        self._place([jax.tree.map(jax.device_put, state) for state in states])
+        stats = tree["sample_stats"].to_dataset()
+        records = {str(name): np.swapaxes(each.values, 0, 1) for name, each in stats.items()}
+        self.store.append({"sample_stats": records})
+        self.steps, self.records = int(tree.attrs["steps"]), stats.sizes[self.store.record_dim]
+        self.ended, self.seconds = tree.attrs["ended"], float(tree.attrs["sampling_time"])
+        self.seconds_to_compile = float(tree.attrs["compile_time"])
+
+    def _place(self, states: Sequence[Any]) -> None:
+        """Divides the states of all chains into lanes."""
         lanes = [[one] for one in states] if self.chain_method == "sequential" else [states]
         self.lanes = [stacked(lane) for lane in lanes]
 
     def resume(self) -> None:
-        """Goes back to the last commit of the store, if it has one."""
-        commit = self.store.load(self.lanes) or self.commit()
+        """Goes back to the last commit of the store; where it has none, the start is the first."""
+        if (commit := self.store.load(self.lanes)) is None:
+            self.store.save(commit := self.commit())
         self.lanes, self.steps, self.records, self.ended, self.seconds = commit
 
     def advance(
@@ -217,7 +358,7 @@ class Session:
         stop: StopRule | None,
         max_time: float | None,
         save_every: float,
-        bar: bool,
+        bar: bool | Callable | None,
         tree_so_far: Any,
     ) -> None:
         """Takes chunks until there are `target` records, or something else ends the run.
@@ -227,29 +368,32 @@ class Session:
             stop: rule that ends the run early.
             max_time: seconds after which the run ends.
             save_every: seconds between two commits to the store.
-            bar: whether a progress bar is shown.
+            bar: whether a progress bar is shown; None: after two seconds. Or a function of the
+                total and the steps done, that returns a bar.
             tree_so_far: function that returns the tree for `stop`.
         """
         started = saved = perf_counter()
         before = self.seconds
         self.ended, self.steps_run = "", 0
         total = None if target is None else self.num_warmup + target * self.thinning
-        shown = Bar(bar, total, self.steps)
+        make = bar if callable(bar) else partial(Bar, bar)
+        shown = make(total, self.steps)
         with signals_noted() as signals:
             try:
                 while not self.ended:
-                    self.ended = self._reason_to_end(target, stop, tree_so_far) or "".join(
-                        signals[:1]
+                    self.ended = (
+                        self._reason_to_end(target, stop, tree_so_far)
+                        or "".join(signals[:1])
+                        or shown.signal
                     )
                     if self.ended:
                         break
                     self._chunk(target, shown)
                     now = perf_counter()
                     self.seconds = before + now - started
-                    is_full = self.store.waiting_bytes > 256 * 2**20  # saves early, to free memory
                     if max_time is not None and now - started > max_time:
                         self.ended = "max_time"
-                    elif now - saved > save_every or is_full:
+                    elif now - saved > save_every:
                         self.store.save(self.commit())
                         saved = perf_counter()
                 # ended in the warm-up: variables of the right shape, without draws
@@ -293,8 +437,8 @@ class Session:
             mark = next(m for m in marks() if m > self.records)
             limit = mark - self.records if target is None else min(mark, target) - self.records
             records, num_records = self._take(limit, steps=self.thinning, recorded=True)
-            self.store.append(records)
             self.records += num_records
+            self.store.append(records)
             taken = num_records * self.thinning
         self.steps += taken
         self.steps_run += taken
@@ -370,6 +514,12 @@ class Session:
 
     def _of_each(self, question: str, lane: Any) -> np.ndarray:
         """`finished` or `needs_host` of each chain."""
+        can_be_true = {
+            "finished": not self.stepper.warms_up,
+            "needs_host": self.stepper.asks_host,
+        }
+        if not can_be_true[question]:
+            return np.zeros(len(jax.tree.leaves(lane)[0]), bool)
         places = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(lane)]
         key = (question, *_shapes(lane), *places)
         if key not in self.questions:
@@ -384,6 +534,15 @@ def _shapes(*trees: Any) -> tuple:
 def marks() -> Iterator[int]:
     """Numbers of records at which a stop rule is evaluated: 100, 125, 156, ..."""
     return (int(100 * 1.25**k) for k in count())
+
+
+def starts(init_params: Any, num_chains: int) -> list[Any]:
+    """The `init_params` of each chain."""
+    if init_params is None or num_chains == 1:
+        return [init_params] * num_chains
+    return [
+        jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], init_params) for i in range(num_chains)
+    ]
 
 
 def chain_keys(rng_key: int | Array, num_chains: int) -> Array:

@@ -18,7 +18,6 @@ draw.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -121,20 +120,6 @@ LINKS: dict[Callable, Callable[[Array], Array]] = {  # probabilities [row, class
 }
 
 
-class Shared(NUTS):
-    """NUTS whose rows are arguments of the compiled loop, so that draws of equal shapes share it
-    (in JAX's cache on disk).
-    """
-
-    def data(self, args: tuple, kwargs: dict) -> tuple:
-        """The rows and their labels."""
-        return args[:2]
-
-    def sample(self, state: Any, model_args: tuple, model_kwargs: dict, data: tuple) -> Any:
-        """One draw."""
-        return super().sample(state, (*data, *model_args[2:]), model_kwargs)
-
-
 def predict(
     model: Callable,
     x: np.ndarray,
@@ -151,9 +136,10 @@ def predict(
     with jax.enable_x64(True):
         rows = jnp.asarray(x[seen])
         driver = Driver(
-            Shared(model, max_tree_depth=TREE_DEPTH),
+            NUTS(model, max_tree_depth=TREE_DEPTH),
             num_warmup=NUM_WARMUP,
             num_samples=NUM_SAMPLES,
+            jit_model_args=True,  # draws of equal shapes share the compiled loop
             progress_bar=False,
         )
         posterior = driver.run(seed, rows, jnp.asarray(y[seen]), num_classes, ard)["posterior"]

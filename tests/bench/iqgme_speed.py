@@ -61,7 +61,7 @@ def seconds_of_sweep(x: np.ndarray, dtype: str, repeats: int = 10) -> float:
     state = kernel.init(jax.random.key(0), reading, rows)
     sweeps = jax.jit(
         lambda state, rows: jax.lax.fori_loop(
-            0, repeats, lambda _, at: kernel.step(None, at, reading, rows)[0], state
+            0, repeats, lambda _, at: kernel.step(jax.random.key(0), at, reading, rows)[0], state
         )
     )
     jax.block_until_ready(sweeps(state, rows))

@@ -1,15 +1,16 @@
-"""The nested sampler on five problems whose evidence is known, and one where it is not, over seeds:
+"""The nested sampler on seven problems of known evidence, and one of unknown, over seeds:
 
     OMP_NUM_THREADS=1 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false python -m tests.bench.nested
     gaussian two eggbox mixture --seeds 20
 
 The seeds are replicates of one run, so that one loop is compiled for all. What the checks say, a
 line a seed, then a summary: rms z (error over claimed error), the largest |z|, the mean error,
-evaluations of the likelihood for each effective draw, CPU seconds a replicate with its share of the
-compilation, and the mass of the smaller mode (`two`) or the total variation of the six labellings
-(`mixture`). With `--finish` importance sampling from what was found comes behind, of `--draws`
-draws and up to `--clumps` components in the first fit: evaluations are then those of both, and the
-first line says what the draws alone cost, and their Pareto k-hat.
+evaluations of the likelihood for each effective draw and in a run, CPU seconds a replicate with its
+share of the compilation, how many reports of single seeds say TRUSTED, and the mass of the mode on
+the right (`two`, `needle`, `equal`) or the total variation of the six labellings (`mixture`). With
+`--finish` importance sampling from what was found comes behind, of `--draws` draws and up to
+`--clumps` components in the first fit: evaluations are then those of both, and the first line says
+what the draws alone cost, and their Pareto k-hat.
 """
 
 import argparse
@@ -38,6 +39,8 @@ class Found(NamedTuple):
     evaluations: int
     weight: np.ndarray  # of the particles, sum 1
     values: dict[str, np.ndarray]  # of the particles
+    num_modes: int
+    headline: str  # of the report
 
 
 def gaussian():
@@ -61,6 +64,25 @@ def two():
         dist.MixtureSameFamily(shares, dist.Normal(x[None] + centres, widths).to_event(1)),
         obs=jnp.zeros(5),
     )
+
+
+def _in_four_dimensions(widths: tuple[float, float]):
+    """A mode of mass .9 at -4, and one of mass .1 at 4."""
+    x = numpyro.sample("x", dist.Uniform(-10.0, 10.0).expand([4]).to_event(1))
+    centres = jnp.array([[-4.0], [4.0]]) * jnp.ones(4)
+    shares = dist.Categorical(probs=jnp.array([0.9, 0.1]))
+    each = dist.Normal(x[None] - centres, jnp.array(widths)[:, None] * jnp.ones(4)).to_event(1)
+    numpyro.sample("y", dist.MixtureSameFamily(shares, each), obs=jnp.zeros(4))
+
+
+def needle():
+    """The smaller mode has a fifth of the width: one point in 625 is in it when both separate."""
+    _in_four_dimensions((0.5, 0.1))
+
+
+def equal():
+    """The same with equal widths."""
+    _in_four_dimensions((0.5, 0.5))
 
 
 def eggbox():
@@ -91,7 +113,7 @@ def iris():
 
 def wine():
     """Four clusters of the rows that `tests.bench.overview` learns from: 35 latent numbers."""
-    split = TASKS["wine"].split()
+    split = TASKS["wine"].split(0)
     staged_learning(
         jnp.asarray((split.x - split.x.mean(0)) / split.x.std(0)),
         jnp.asarray(split.y),
@@ -103,6 +125,8 @@ def wine():
 PROBLEMS: dict[str, tuple[Callable, float]] = {
     "gaussian": (gaussian, -10 * np.log(20)),
     "two": (two, -5 * np.log(20)),
+    "needle": (needle, -4 * np.log(20)),
+    "equal": (equal, -4 * np.log(20)),
     "eggbox": (eggbox, 235.856),  # by quadrature
     "mixture": (mixture, -350.325),  # by importance sampling, +- .0045
     "iris": (iris, -538.575),  # by importance sampling, +- .01: tests.bench.mixture_evidence
@@ -163,8 +187,20 @@ def ours(
             int(attrs["num_evaluations"][chain]),
             float(attrs["log_evidence_se"][chain]),
         )
+        one = tree.isel(chain=[chain])
+        one.attrs = {
+            name: value for name, value in tree.attrs.items() if not name.endswith("replicates")
+        } | {name: value[chain] for name, value in attrs.items()}
         found.append(
-            Found(float(evidence), error, evaluations, weight[known] / weight[known].sum(), values)
+            Found(
+                float(evidence),
+                error,
+                evaluations,
+                weight[known] / weight[known].sum(),
+                values,
+                int(attrs["num_modes"][chain]),
+                report(one).headline,
+            )
         )
     return found, {"compilation": tree.attrs["compile_time"], "all": seconds}
 
@@ -173,7 +209,7 @@ def figure(name: str, found: Found) -> float:
     """What is asked of the modes: the mass of the smaller one, or the total variation of the
     labellings.
     """
-    if name == "two":
+    if name in ("two", "needle", "equal"):
         return float(found.weight[found.values["x"][:, 0] > 0].sum())
     if name == "mixture":
         labelling = np.argsort(found.values["mu"][:, :, 0], 1) @ [9, 3, 1]
@@ -195,6 +231,7 @@ def main() -> None:
         action="store_true",
         help="members without names stay in the places that they have",
     )
+    parser.add_argument("--untracked", action="store_true", help="one mode only")
     parser.add_argument("--single", action="store_true", help="in float32")
     parser.add_argument("--finish", action="store_true")
     parser.add_argument("--draws", type=int, default=20_000)
@@ -213,6 +250,7 @@ def main() -> None:
             num_sweeps=told.sweeps,
             memory=told.memory,
             rename=not told.apart,
+            track_modes=not told.untracked,
         )
         for seed, found in enumerate(runs):
             miss, cost = found.log_evidence - exact, found.evaluations * np.sum(found.weight**2)
@@ -220,7 +258,7 @@ def main() -> None:
             print(
                 f"  {name} {seed}: error {miss:+.4f}, claimed {found.error:.4f}, "
                 f"{found.evaluations} evaluations, {cost:.0f} a draw, "
-                f"{rows[-1][-1]:.3f}",
+                f"{rows[-1][-1]:.3f}, {found.num_modes} modes, {found.headline}",
                 flush=True,
             )
         z, miss, claimed, cost, modes = np.array(rows).T
@@ -228,7 +266,9 @@ def main() -> None:
             f"{name}: rms z {np.sqrt(np.mean(z**2)):.2f}, largest {np.abs(z).max():.2f}, mean "
             f"error {miss.mean():+.4f}, "
             f"claimed {claimed.mean():.4f}, {cost.mean():.0f} evaluations a draw, "
+            f"{np.mean([each.evaluations for each in runs]):.0f} in all, "
             f"{seconds['all'] / told.seeds:.1f} CPU s, "
+            f"trusted {sum(each.headline.startswith('TRUSTED') for each in runs)}, "
             f"modes {modes.mean():.3f} +- {modes.std():.3f}, from {modes.min():.3f} to "
             f"{modes.max():.3f}"
         )

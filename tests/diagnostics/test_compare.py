@@ -216,6 +216,29 @@ def test_held_out_score_is_the_closed_form_predictive(rng):
     assert table["test_dse"]["wide"] == pytest.approx(np.sqrt(40 * np.var(apart, ddof=1)), rel=0.02)
 
 
+def test_runs_on_other_data_are_compared_by_held_out_rows_alone(rng):
+    """Log predictive probabilities of the rows, in place of draws of them."""
+    y, exact = rng.normal(size=ROWS), rng.normal(size=(2, 9))
+    exact[1] += 5.0
+    trees = {"classes": gaussian(rng, y)[0], "features": gaussian(rng, y + 1)[0]}
+    test = dict(zip(trees, exact, strict=True))
+    table = compare(trees, test=test)
+    assert list(table.columns) == ["rank", "test_score", "test_diff", "test_dse", "unsafe"]
+    assert list(table.index) == ["features", "classes"]
+    np.testing.assert_allclose(table["test_score"], exact.sum(1)[::-1])
+    assert (table["unsafe"] == "").all()
+    with pytest.raises(ValueError, match="'classes' and 'features' observe different data"):
+        compare(trees, test={"classes": exact[0]})
+
+
+def test_held_out_scores_rank_before_all_others(pair):
+    trees, _ = pair
+    rows = {"wide": np.linspace(1, 2, 9), "right": np.linspace(-2, -1, 9)}
+    table = compare(trees, test=rows)
+    assert list(table.index) == ["wide", "right"]
+    assert table["elpd"]["right"] > table["elpd"]["wide"]
+
+
 def test_held_out_tables_are_checked(pair):
     trees, _ = pair
     with pytest.raises(ValueError, match="test: .'third'. are not among the trees"):

@@ -167,6 +167,14 @@ def test_good_nested_run_is_trusted(rng):
     assert page["information"].figures["error it implies"] == pytest.approx(np.sqrt(0.08))
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_nested_run_that_lost_a_mode_is_not_trusted(rng, lost):
+    each = {"num_modes_of_replicates": np.array([2, 3])}
+    page = report(trees.nested(rng, num_lost_modes_of_replicates=np.array([0, lost]), **each))
+    assert failed(page) == ({"modes"} if lost else set())
+    assert page.trusted == (not lost)
+
+
 def test_a_nested_run_in_stages_is_asked_what_summaries_lose(rng):
     """What they add to the error is no part of that of live points."""
     se, both = np.sqrt(0.08), np.full(2, np.hypot(np.sqrt(0.08), 2.0))

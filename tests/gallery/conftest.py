@@ -54,7 +54,6 @@ def furnished(tmp_path_factory):
         ],
     )
     write(folder / "marks.csv", [["a", "label"], ["1", "u"], ["?", "v"], ["3", "u"]])
-    (folder / "semi.csv").write_text("a;label\n1;u\n2;v\n")
     (folder / "text.nc").write_text("not a run")
     (folder / "full").mkdir()
     (folder / "full" / "thesis.txt").write_text("years of work")

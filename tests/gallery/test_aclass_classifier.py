@@ -37,28 +37,28 @@ def categorical(num_values):
 
 
 class Normal:
-    """In the unit of the table: prior mean `mean`, prior scale `scale`, kappa = 0.1, nu = 2."""
+    """In the unit of the table: prior mean `mean`, prior scale `scale`, kappa = 1 / 3, nu = 4."""
 
     def __init__(self, column):
-        self.mean, self.scale = np.nanmean(column), np.nanstd(column)
+        self.mean, self.scale = np.nanmean(column), np.nanstd(column) / 2
 
     def posterior(self, values):
-        kappa, nu = 0.1 + len(values), 2.0 + len(values)
-        loc = (0.1 * self.mean + np.sum(values)) / kappa
+        kappa, nu = 1 / 3 + len(values), 4.0 + len(values)
+        loc = (self.mean / 3 + np.sum(values)) / kappa
         centre = np.mean(values) if len(values) else self.mean
         square = (
-            2 * self.scale**2
+            4 * self.scale**2
             + np.sum((values - centre) ** 2)
-            + 0.1 * len(values) / kappa * (centre - self.mean) ** 2
+            + len(values) / 3 / kappa * (centre - self.mean) ** 2
         )
         return loc, kappa, nu, square
 
     def __call__(self, values):
         _, kappa, nu, square = self.posterior(np.asarray(values))
-        log_gammas = gammaln(nu / 2) - gammaln(1.0) + np.log(0.1 / kappa) / 2
+        log_gammas = gammaln(nu / 2) - gammaln(2.0) - np.log(3 * kappa) / 2
         return (
             log_gammas
-            + np.log(2 * self.scale**2)
+            + 2 * np.log(4 * self.scale**2)
             - nu / 2 * np.log(square)
             - len(values) / 2 * np.log(np.pi)
         )
@@ -159,7 +159,7 @@ def fitted():
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),
     ):
-        return AClassClassifier(EVERYTHING, random_state=0).fit(TABLE, LABELS)
+        return AClassClassifier(EVERYTHING, random_state=0).partial_fit(TABLE, LABELS)
 
 
 def check_evidence(classifier):
@@ -186,7 +186,7 @@ def test_evidence_is_exact_in_the_units_of_the_table(fitted):
 def test_evidence_in_other_units_is_seen(monkeypatch):
     monkeypatch.setattr(Columns, "log_units", lambda self, x: 0.0)
     with pytest.raises(AssertionError):
-        check_evidence(AClassClassifier(EVERYTHING, random_state=0).fit(TABLE, LABELS))
+        check_evidence(AClassClassifier(EVERYTHING, random_state=0).partial_fit(TABLE, LABELS))
 
 
 def test_probabilities_are_exact(fitted):
@@ -199,7 +199,7 @@ def test_probabilities_are_exact(fitted):
 
 @pytest.mark.slow
 def test_a_row_without_a_label_taken_for_ill_is_seen():
-    as_ill = AClassClassifier(EVERYTHING, random_state=0).fit(
+    as_ill = AClassClassifier(EVERYTHING, random_state=0).partial_fit(
         TABLE, np.where(LABELS == -1, "ill", LABELS)
     )
     with pytest.raises(AssertionError):
@@ -285,7 +285,7 @@ def check_probabilities_of_codes(found):
 
 def test_probabilities_of_codes_are_mixed_over_groups(fitted):
     found = fitted._kernel.mean_rows(
-        fitted._state, fitted._driver.reading, fitted._program(*fitted._read(NEW))
+        fitted._states[0], fitted._driver.reading, fitted._program(*fitted._read(NEW))
     )["category3_x"]
     assert found.shape == (3, 1, 3)
     check_probabilities_of_codes(found[2, 0])

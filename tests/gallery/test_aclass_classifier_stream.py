@@ -5,7 +5,7 @@ what is stopped can go on.
 import pickle
 import signal
 import warnings
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 import gallery.aclass
 from gallery import AClassClassifier
-from inference import Driver, ParticleFilter
+from inference import Driver, Interrupted, ParticleFilter
 from zoo.aclass import aclass, beta_bernoulli, mixed, normal_inverse_chi2
 
 pytestmark = pytest.mark.usefixtures("numpyro_promotion")
@@ -46,7 +46,8 @@ def said(classifier):
     tree = classifier.posterior_
     drawn = {
         name: values.to_numpy()
-        for group in ("posterior", "sample_stats", "particles")
+        for group in ("posterior", "unfinished", "sample_stats", "particles")
+        if group in tree.children
         for name, values in tree[group].items()
     }
     return drawn | {
@@ -78,7 +79,7 @@ def relaxed():
 @pytest.fixture(scope="module")
 def at_once():
     with relaxed():
-        return new().fit(X, Y)
+        return new().partial_fit(X, Y)
 
 
 @pytest.mark.slow
@@ -92,7 +93,7 @@ def test_row_by_row_equals_all_at_once_bit_for_bit(at_once):
     )
     check_same(two_parts, at_once)
     with pytest.raises(AssertionError):
-        check_same(new().set_params(random_state=2).fit(X, Y), at_once)
+        check_same(new().set_params(random_state=2).partial_fit(X, Y), at_once)
 
 
 @pytest.mark.slow
@@ -107,10 +108,10 @@ def test_with_auto_the_first_call_decides_the_units():
 
 
 @pytest.mark.slow
-def test_fit_begins_anew(at_once):
-    again = new().fit(X[:FIRST], Y[:FIRST])
+def test_fit_begins_anew():
+    again = new().partial_fit(X[:FIRST], Y[:FIRST])
     assert again.fit(X, Y) is again
-    check_same(again, at_once)
+    check_same(again, new().fit(X, Y))
 
 
 @pytest.mark.slow
@@ -194,7 +195,7 @@ BAD = {
 @pytest.fixture(scope="module")
 def half():
     with relaxed():
-        return new().fit(X[:FIRST], Y[:FIRST])
+        return new().partial_fit(X[:FIRST], Y[:FIRST])
 
 
 @pytest.mark.slow
@@ -210,7 +211,7 @@ def test_a_failed_partial_fit_changes_nothing(half, name):
 
 @pytest.mark.slow
 def test_after_failures_it_goes_on_as_if_they_had_not_been(at_once):
-    classifier = new().fit(X[:FIRST], Y[:FIRST])
+    classifier = new().partial_fit(X[:FIRST], Y[:FIRST])
     for x, y, match in BAD.values():
         with pytest.raises(ValueError, match=match):
             classifier.partial_fit(x, y)
@@ -244,7 +245,7 @@ def test_a_class_that_comes_later_was_named_at_the_first_call():
 def test_max_time_keeps_the_rows_that_were_seen_and_says_how_to_go_on(at_once):
     classifier = new(max_time=0.0)
     with pytest.warns(
-        ConvergenceWarning, match=r"after 1 of 16 rows; partial_fit\(X\[1:\], y\[1:\]\) goes on"
+        ConvergenceWarning, match=r"after 1 of 16 rows; partial_fit\(X\[1:\], y\[1:\]\) continues"
     ):
         classifier.partial_fit(X, Y)
     assert classifier.n_rows_seen_ == 1
@@ -258,7 +259,7 @@ def test_max_time_keeps_the_rows_that_were_seen_and_says_how_to_go_on(at_once):
 def ended_early():
     """One row of 16 was taken."""
     with pytest.warns(ConvergenceWarning, match="after 1 of 16 rows"):
-        return new(max_time=0.0).fit(X, Y).set_params(max_time=None)
+        return new(max_time=0.0).partial_fit(X, Y).set_params(max_time=None)
 
 
 OTHERS = {
@@ -301,12 +302,12 @@ def test_no_row_is_lost_where_a_call_was_ended(at_once):
 @pytest.mark.slow
 def test_rows_may_follow_those_that_a_call_has_left(at_once):
     with pytest.warns(ConvergenceWarning, match=f"after 1 of {FIRST} rows"):
-        classifier = new(max_time=0.0).fit(X[:FIRST], Y[:FIRST])
+        classifier = new(max_time=0.0).partial_fit(X[:FIRST], Y[:FIRST])
     check_same(classifier.set_params(max_time=None).partial_fit(X[1:], Y[1:]), at_once)
 
 
 def test_a_second_ctrl_c_raises_and_loses_no_row(monkeypatch, at_once):
-    classifier, update = new().fit(X[:FIRST], Y[:FIRST]), Driver.update
+    classifier, update = new().partial_fit(X[:FIRST], Y[:FIRST]), Driver.update
 
     def ended(driver, *args, **kwargs):
         driver.max_time = 0.0
@@ -326,7 +327,7 @@ def test_a_second_ctrl_c_raises_and_loses_no_row(monkeypatch, at_once):
 @pytest.mark.slow
 def test_max_time_may_be_changed_between_calls():
     with pytest.warns(ConvergenceWarning, match="after 1 of 16 rows"):
-        classifier = new(max_time=0.0).fit(X, Y)
+        classifier = new(max_time=0.0).partial_fit(X, Y)
     assert classifier.set_params(max_time=None).partial_fit(X[1:], Y[1:]).n_rows_seen_ == len(X)
 
 
@@ -348,26 +349,20 @@ def test_units_are_free(unit):
 
 
 def test_ctrl_c_keeps_the_rows_that_were_seen(monkeypatch, at_once):
-    classifier = new().fit(X[:FIRST], Y[:FIRST])
+    classifier = new().partial_fit(X[:FIRST], Y[:FIRST])
     with monkeypatch.context() as patch:
         patch.setattr(
             "inference.run.session.Bar.update", lambda *args: signal.raise_signal(signal.SIGINT)
         )
-        with pytest.warns(ConvergenceWarning, match="ended by Ctrl-C or max_time"):
+        with (
+            pytest.raises(Interrupted),
+            pytest.warns(ConvergenceWarning, match="ended by Ctrl-C or max_time"),
+        ):
             classifier.partial_fit(X[FIRST:], Y[FIRST:])
     seen = classifier.n_rows_seen_
     assert FIRST < seen < 16
     check_same(classifier.partial_fit(X[seen:], Y[seen:]), at_once)
     assert classifier.posterior_["observed_data"].sizes["row"] == 16
-
-
-def test_where_no_row_was_seen_the_next_call_is_the_first(monkeypatch, at_once):
-    classifier = new()
-    with monkeypatch.context() as patch:
-        patch.setattr("inference.run.session.signals_noted", lambda: nullcontext(["SIGINT"]))
-        with pytest.warns(ConvergenceWarning, match="after 0 of 16 rows"):
-            classifier.fit(X, Y)
-    check_same(classifier.partial_fit(X, Y), at_once)
 
 
 @pytest.mark.slow

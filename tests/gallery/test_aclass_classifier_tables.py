@@ -11,9 +11,9 @@ from scipy import sparse
 from sklearn.exceptions import DataConversionWarning
 
 from gallery import AClassClassifier
-from gallery._columns import BINARY, CATEGORY, NUMBER, Columns, Mixed
+from gallery._columns import BINARY, CATEGORY, NUMBER, STANDARDISED, Columns, Mixed
 from gallery._labels import coded, codes_among
-from zoo.aclass import beta_bernoulli, dirichlet_categorical, normal_inverse_chi2
+from zoo.aclass import beta_bernoulli, dirichlet_categorical
 
 FRAME = pd.DataFrame(
     {
@@ -163,7 +163,7 @@ def test_units_of_what_is_there():
 
 def test_the_component_follows_the_columns():
     assert Columns.learn([[0, 1], [1, 1]]).component() is beta_bernoulli
-    assert Columns.learn([[0.5], [1.0]]).component() is normal_inverse_chi2
+    assert Columns.learn([[0.5], [1.0]]).component() is STANDARDISED
     texts = Columns.learn([["a"], ["b"], ["c"]]).component()
     assert isinstance(texts, partial)
     assert (texts.func, texts.keywords) == (dirichlet_categorical, {"num_values": 3})

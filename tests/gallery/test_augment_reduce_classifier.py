@@ -8,12 +8,13 @@ from functools import cache
 import numpy as np
 import numpyro.distributions as dist
 import pytest
-from scipy import sparse
+from scipy import sparse, stats
 from sklearn.datasets import load_digits, load_iris
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
-from gallery import AugmentReduceClassifier
+from gallery import AugmentReduceClassifier, augment_reduce
+from gallery.augment_reduce import _highest, _log_probs
 from inference import Driver
 from tests.gallery.estimator_checks import NOTHING_FITTED
 
@@ -52,7 +53,7 @@ def learned():
 
 def test_iris_is_classified_by_the_softmax_of_scikit_learn():
     x, y = IRIS
-    found = AugmentReduceClassifier(max_iter=4000, batch_size=150, random_state=0).fit(x, y)
+    found = quick(max_iter=4000, batch_size=150, prior_scale=1.0).fit(x, y)
     z = np.column_stack([(x - x.mean(0)) / x.std(0), np.ones(150)])  # the same prior for intercepts
     exact = LogisticRegression(C=1.0, fit_intercept=False, tol=1e-8, max_iter=1000).fit(z, y)
     np.testing.assert_allclose(found.predict_proba(x), exact.predict_proba(z), atol=0.05)
@@ -132,7 +133,7 @@ def test_columns_that_are_seldom_anything_but_alike_do_no_harm():
     x, y = load_iris(return_X_y=True)
     # each is 1 in a single row
     seldom = (np.arange(150)[:, None] == 3 * np.arange(40)[None] + 2).astype(float)
-    classifier = AugmentReduceClassifier(max_iter=300, random_state=0).fit(
+    classifier = AugmentReduceClassifier(max_iter=2000, prior_scale=1.0, random_state=0).fit(
         np.column_stack([x, np.repeat(seldom, 10, axis=1)]), y
     )
     assert np.isfinite(classifier.elbo_)
@@ -147,6 +148,72 @@ def test_columns_that_are_seldom_anything_but_alike_do_no_harm():
     ).all()
 
 
+def scored(place, best, noise=0.0):
+    """Log scores of four rows, with a peak at `best`; and what rows add by themselves."""
+    return -((place - best) ** 2) / 8 + noise * np.array([-1.0, 1.0, 1.0, -1.0]) * place
+
+
+@pytest.mark.parametrize("best", [-3.2, -1.0, 0.4, 1.9])
+def test_the_highest_score_is_found_between_the_places_that_are_tried(best):
+    tried = []
+
+    def scores(place):
+        tried.append(place)
+        return scored(place, best)
+
+    assert _highest(scores, -1, 8) == pytest.approx(min(best, round(best) + 0.25))
+    assert len(set(tried)) <= 8
+
+
+def test_what_may_be_chance_is_not_followed():
+    assert _highest(lambda place: scored(place, 0.4, noise=1.0), -1, 8) == -1
+
+
+def spread_rows(spread):
+    """Rows of three classes, whose weights have the standard deviation `spread`."""
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(1000, 60)), spread * rng.normal(size=(3, 60))
+    return x, (x @ w.T + rng.gumbel(size=(1000, 3))).argmax(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [0.1, 1.0])
+def test_the_scale_of_the_prior_is_learned(spread):
+    """Within a factor of three of the one that the weights were drawn with."""
+    found = quick(max_iter=4000).fit(*spread_rows(spread))
+    assert spread / 3 < found.prior_scale_ < 3 * spread, found.prior_scale_
+
+
+@pytest.mark.slow
+def test_a_scale_that_is_learned_from_rows_of_the_fit_is_seen(monkeypatch):
+    """Rows that are not held out ask for no prior at all."""
+    divided = augment_reduce._divided
+    not_held_out = lambda rng, num_rows, most: (
+        divided(rng, num_rows, most)[0],
+        np.arange(num_rows),
+    )
+    monkeypatch.setattr(augment_reduce, "_divided", not_held_out)
+    with pytest.raises(AssertionError):
+        test_the_scale_of_the_prior_is_learned(0.1)
+
+
+def test_a_scale_that_is_given_stays():
+    assert learned().prior_scale_ > 0
+    for scale in (0.7, None):
+        assert quick(max_iter=5, prior_scale=scale).fit(FEW, KINDS).prior_scale_ == scale
+    assert quick(max_iter=5).fit(FEW[:15], KINDS[:15]).prior_scale_ == 1.0  # too few rows
+
+
+@pytest.mark.slow
+def test_a_search_compiles_what_the_fit_does():
+    """One loop for all scales, and for the fit."""
+    found = quick(max_iter=50).fit(*IRIS)
+    [loop] = found._driver._last.session.compiled.values()
+    again = quick(max_iter=50, prior_scale=0.123).fit(*IRIS)
+    [other] = again._driver._last.session.compiled.values()
+    assert loop.advance is other.advance
+
+
 def test_classes_that_were_not_learned_are_refused():
     found = learned()
     for unknown in (-1, 3, "u"):
@@ -154,6 +221,9 @@ def test_classes_that_were_not_learned_are_refused():
             ValueError, match=f"classes: found {unknown!r}, which is none of the 3 classes"
         ):
             found.predict_proba(IRIS[0], classes=[unknown])
+    for wrong in ([], [1, 1]):
+        with pytest.raises(ValueError, match="wanted at least one class, and each once"):
+            found.predict_proba(IRIS[0], classes=wrong)
     two = quick(max_iter=5).fit(FEW, np.where(KINDS > 1, 1, -1))
     np.testing.assert_array_equal(
         two.predict_proba(FEW, classes=[1, -1]), two.predict_proba(FEW)[:, ::-1]
@@ -188,11 +258,60 @@ def test_top_k_is_the_best_of_all():
     np.testing.assert_array_equal(classes, order)
     np.testing.assert_allclose(probabilities, np.take_along_axis(every, order, 1), rtol=1e-5)
     np.testing.assert_array_equal(classes[:, 0], found.predict(x[500:520]))
-    np.testing.assert_allclose(
-        found.predict_proba(x[500:503], classes=[7, 2]), every[:3, [7, 2]], rtol=1e-5
-    )
     with pytest.raises(ValueError, match="k: found 11"):
         found.top_k(x, 11)
+
+
+def among_two(found, rows, classes, noise_of_difference):
+    """P(the first of two classes has the larger utility), by the distribution of a difference."""
+    z = (rows - found._mean) / found._scale
+    own = {name: value[0, classes] for name, value in found._draws.items()}
+    utility = z @ own["weights"].T + own["biases"]
+    return noise_of_difference.cdf(utility[:, 0] - utility[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("noise", "difference"),
+    [("gumbel", stats.logistic()), ("normal", stats.norm(0, 2**0.5))],
+    ids=["gumbel", "normal"],
+)
+def test_classes_that_are_asked_for_share_the_probability(noise, difference):
+    x, y = IRIS
+    found = learned() if noise == "gumbel" else quick(noise=noise, max_iter=50).fit(x, y)
+    two = found.predict_proba(x, classes=[2, 0])
+    np.testing.assert_allclose(two[:, 0], among_two(found, x, [2, 0], difference), atol=1e-5)
+    np.testing.assert_allclose(two.sum(1), 1, atol=1e-5)
+    np.testing.assert_allclose(
+        found.predict_proba(x, classes=[2, 0, 1]), found.predict_proba(x)[:, [2, 0, 1]], atol=1e-6
+    )
+    of_two = found.predict_proba(x)[:, [2, 0]]
+    gap = np.abs(two - of_two / of_two.sum(1, keepdims=True)).max()
+    assert (gap < 1e-5) == (noise == "gumbel")
+    np.testing.assert_array_equal(found.predict_proba(x, classes=[1]), np.ones((150, 1)))
+
+
+def test_frequencies_count_among_the_classes_that_are_asked_for():
+    x, y = IRIS
+    weight = {0: 3.0, 2: 0.5}
+    found = quick(class_weight=weight, max_iter=50).fit(x, y)
+    every = found.predict_proba(x)[:, [2, 0]]
+    np.testing.assert_allclose(
+        found.predict_proba(x, classes=[2, 0]), every / every.sum(1, keepdims=True), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("pack", [np.asarray, sparse.csr_matrix], ids=["dense", "sparse"])
+def test_a_prediction_of_a_similar_length_compiles_nothing(pack):
+    x, y = load_digits(return_X_y=True)
+    found = quick(max_iter=50).fit(pack(x[:500]), y[:500])
+    every = found.predict_proba(pack(x[500:560]))
+    _log_probs.clear_cache()
+    np.testing.assert_allclose(found.predict_proba(pack(x[500:533])), every[:33], rtol=1e-5)
+    found.predict_proba(pack(x[500:560]))
+    assert _log_probs._cache_size() == 1
+    every = found.predict_proba(pack(x[500:1000]))
+    np.testing.assert_allclose(found.predict_proba(pack(x[500:600])), every[:100], rtol=1e-5)
+    assert _log_probs._cache_size() == 2
 
 
 @pytest.mark.slow

@@ -4,10 +4,13 @@ import pickle
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import norm
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.metrics import r2_score
+from sklearn.model_selection import GridSearchCV, ShuffleSplit
 
 import gallery.bsvd
 from diagnostics import report
@@ -150,8 +153,8 @@ def test_predictions_are_those_of_the_model(fitted):
     np.testing.assert_allclose(
         fitted.predict(ROWS, COLUMNS), link.decoded(eta[:, ROWS, COLUMNS].mean(0)), rtol=1e-6
     )
-    noise = np.mean(link.scale**2 / draws["alpha"])
-    wanted = np.sqrt(link.scale**2 * eta[:, ROWS, COLUMNS].var(0) + noise)
+    noise = np.mean(link.standardiser.scale**2 / draws["alpha"])
+    wanted = np.sqrt(link.standardiser.scale**2 * eta[:, ROWS, COLUMNS].var(0) + noise)
     np.testing.assert_allclose(
         fitted.predict(ROWS, COLUMNS, return_std=True)[1], wanted, rtol=0.05, atol=2e-4
     )
@@ -177,9 +180,8 @@ def test_a_candidate_that_is_named_twice_is_suggested_once(fitted):
 def test_the_last_holes_of_a_large_matrix_are_found():
     """Chance would hardly meet them among a million."""
     completer = BSVDCompleter(random_state=0)
-    completer.shape_ = 1000, 1000
     row, column = np.divmod(np.setdiff1d(np.arange(1_000_000), [17, 654_321]), 1000)
-    completer._entries = read_entries((row, column, np.zeros(len(row))), completer.shape_)
+    completer._entries = read_entries((row, column, np.zeros(len(row))), (1000, 1000))
     np.testing.assert_array_equal(completer._unobserved(), [17, 654_321])
 
 
@@ -205,7 +207,7 @@ def test_the_spread_does_not_depend_on_the_level():
 def test_one_entry_is_a_matrix():
     """Its row, its column and its standardised value are all 0."""
     completer = BSVDCompleter(
-        **SHORT | {"num_components": 2, "num_warmup": 5, "num_samples": 5}
+        **SHORT | {"num_components": 8, "num_warmup": 5, "num_samples": 5}
     ).fit([[5.0]])
     assert np.isfinite(completer.predict([0], [0], return_std=True)).all()
 
@@ -293,6 +295,19 @@ def test_log_likelihood_is_of_rows(fitted):
 
 
 @pytest.mark.slow
+def test_a_warm_start_goes_on_from_the_last_draw():
+    """A few sweeps suffice for more entries, and compile no new loop."""
+    few = np.where(np.random.default_rng(1).random(SEEN.shape) < 0.9, SEEN, np.nan)
+    completer = BSVDCompleter(**SHORT, warm_start=True).fit(few)
+    completer.set_params(num_warmup=0, num_samples=5).fit(SEEN)
+    mean = completer.predict(ROWS, COLUMNS)
+    assert np.linalg.norm(mean - TRUTH[ROWS, COLUMNS]) < 1e-2 * np.linalg.norm(mean - 100)
+    cold = BSVDCompleter(**SHORT | {"num_warmup": 0, "num_samples": 5}).fit(SEEN)
+    away = np.linalg.norm(cold.predict(ROWS, COLUMNS) - TRUTH[ROWS, COLUMNS])
+    assert away > 0.1 * np.linalg.norm(mean - 100)
+
+
+@pytest.mark.slow
 def test_levels_are_learned():
     levels = np.clip(np.round((TRUTH - 100) / 5 + RNG.normal(size=TRUTH.shape)), -2, 2)
     seen = np.where(np.isnan(SEEN), np.nan, levels)
@@ -301,3 +316,83 @@ def test_levels_are_learned():
     # a start with effects ends where the entries are learned by heart, at 1.2
     assert error < 0.7 * np.var(levels[ROWS, COLUMNS])
     assert set(np.unique(completer.sample(ROWS, COLUMNS, 20))) <= {-2, -1, 0, 1, 2}
+
+
+AT = np.nonzero(~np.isnan(SEEN))
+USERS, ITEMS = np.array([f"user {i}" for i in range(24)]), 10 * np.arange(18)
+RATINGS = pd.DataFrame({"who": USERS[AT[0]], "what": ITEMS[AT[1]], "stars": SEEN[AT]})
+
+
+@pytest.fixture(scope="module")
+def by_key():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return BSVDCompleter(**SHORT).fit(RATINGS)
+
+
+@pytest.mark.slow
+def test_a_frame_of_users_and_items_is_a_matrix(by_key):
+    mean, std = by_key.predict(USERS[ROWS], ITEMS[COLUMNS], return_std=True)
+    wanted = TRUTH[ROWS, COLUMNS]
+    assert np.linalg.norm(mean - wanted) < 2e-3 * np.linalg.norm(wanted - 100)
+    assert by_key.shape_ == (24, 18)
+    rows, columns = by_key.suggest(3)
+    assert set(rows) <= set(USERS)
+    assert set(columns) <= set(ITEMS)
+    new_mean, new_std = by_key.predict(["a new one"], [0], return_std=True)
+    assert np.isfinite(new_mean).all()
+    assert new_std[0] > 3 * std.max()
+    tree = by_key.posterior_["posterior"]
+    assert list(tree["row"].values) == [*by_key.row_keys_, "(others)"]
+    with pytest.raises(ValueError, match=r"column: found the key '0', wanted one of the type of"):
+        by_key.predict(["user 1"], ["0"])
+    with pytest.raises(ValueError, match=r"wanted 0 to 23"):
+        by_key.suggest(1, candidates=(["a new one"], [0]))
+
+
+@pytest.mark.slow
+def test_keys_and_values_apart_are_the_same_fit(by_key):
+    wanted = by_key.predict(RATINGS)
+    apart = BSVDCompleter(**SHORT).fit(RATINGS[["who", "what"]], RATINGS["stars"])
+    np.testing.assert_array_equal(apart.predict(RATINGS[["who", "what"]]), wanted)
+    assert by_key.score(RATINGS) == by_key.score(RATINGS[["who", "what"]], RATINGS["stars"])
+    assert by_key.score(RATINGS) == pytest.approx(r2_score(RATINGS["stars"], wanted))
+    weight = np.arange(len(RATINGS)) + 1.0
+    assert by_key.score(RATINGS, sample_weight=weight) == pytest.approx(
+        r2_score(RATINGS["stars"], wanted, sample_weight=weight)
+    )
+
+
+@pytest.mark.slow
+def test_new_users_are_folded_in(by_key):
+    seen = by_key.fold_in(pd.DataFrame({"a": ["eve"] * 12, "b": ITEMS[:12], "c": TRUTH[0, :12]}))
+    assert seen.row_keys_ == ["eve"]
+    np.testing.assert_allclose(seen.predict(["eve"] * 6, ITEMS[12:]), TRUTH[0, 12:], atol=0.1)
+    with pytest.raises(ValueError, match=r"X: some columns were not there in the fit"):
+        by_key.fold_in(pd.DataFrame({"a": ["eve"], "b": [7], "c": [1.0]}))
+    with pytest.raises(ValueError, match=r"X: found no keys, wanted keys"):
+        by_key.fold_in(SEEN)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_it_works_in_a_grid_search():
+    split = ShuffleSplit(1, test_size=0.2, random_state=0)
+    search = GridSearchCV(BSVDCompleter(**SHORT), {"num_components": [1, 4]}, cv=split).fit(RATINGS)
+    assert search.best_params_ == {"num_components": 4}
+    assert search.best_score_ > 0.9
+
+
+@pytest.mark.slow
+def test_features_of_keys_are_found_by_their_index():
+    of_users = pd.DataFrame({"age": RNG.normal(size=24)}, index=USERS)
+    short = SHORT | {"num_warmup": 5, "num_samples": 5}
+    fitted = BSVDCompleter(row_features=of_users.sample(frac=1, random_state=0), **short)
+    x = fitted.fit(RATINGS)._arguments_["row_features"][:, 0]
+    np.testing.assert_allclose(np.corrcoef(x[:-1], of_users.loc[fitted.row_keys_, "age"])[0, 1], 1)
+    assert x[-1] == pytest.approx(0)
+    for features, message in (
+        (of_users.to_numpy(), r"row_features: found ndarray beside keys, wanted a pandas frame"),
+        (of_users[1:], r"row_features: its index lacks the key 'user 0'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            BSVDCompleter(row_features=features, **short).fit(RATINGS)

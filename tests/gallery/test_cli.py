@@ -3,6 +3,7 @@ empty cache.
 """
 
 import csv
+import io
 import json
 import re
 import subprocess
@@ -13,7 +14,11 @@ import arviz as az
 import numpy as np
 import pytest
 
+import zoo
 from gallery import cli
+from gallery.commands.browse import options_text
+from gallery.commands.models import parse, split
+from gallery.commands.runs import waiting
 from tests.gallery.command import FIT, many, run
 from tests.gallery.conftest import furnished
 
@@ -32,7 +37,7 @@ COMMANDS = {
     "report": ["report", "run.nc"],
     "compare": ["compare", "run.nc", "svi.nc"],
     "plot": ["plot", "run.nc", "-o", "trace.svg"],
-    "elbo": ["plot", "svi.nc"],
+    "elbo": ["plot", "svi.nc", "--kind", "elbo"],
     **{
         kind: ["plot", "run.nc", "--kind", kind, "-o", f"{kind}.png"]
         for kind in ("forest", "dist", "rank", "energy")
@@ -94,6 +99,56 @@ def test_help_imports_nothing_heavy(room, arguments):
     assert seconds < 0.5
 
 
+@pytest.mark.parametrize(
+    ("model", "kernel"),
+    [(name, kernel) for name in zoo.names() for kernel in zoo.load(name).card.kernels],
+)
+def test_all_options_that_are_listed_are_taken(model, kernel):
+    parts = options_text(model, kernel).split("\n\n")
+    rows = [line.split() for part in parts for line in part.strip().splitlines()[2:]]
+    assert {"num_samples", "max_time"} <= {row[0] for row in rows}
+    values = {"int": "3", "float": "0.5", "bool": "true", "str": "word", "function": "word"}
+    for name, *more in rows:
+        if name != "...":
+            found = split(parse([f"{name}={values[more[0]]}"]), zoo.load(model).model, kernel)
+            assert any(name in each for each in found)
+
+
+def test_listed_defaults_are_those_of_the_signatures():
+    lines = [line.split() for line in options_text("aclass", None).splitlines()]
+    assert ["alpha", "float", "1.0"] in lines
+    assert ["num_particles", "int", "200"] in lines  # the command's
+    assert ["resampling", "str", "optimal"] in lines  # the kernel's
+    assert ["max_groups", "int", "none"] in lines
+    [component] = [line for line in lines if line[:1] == ["component"]]
+    assert "gamma_poisson," in component
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("where", "shown"), [(Terminal, "fitting ...\r\033[K"), (io.StringIO, "")])
+def test_waiting_is_shown_on_a_terminal_alone(where, shown, monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr("sys.stderr", where())
+    with waiting("fitting"):
+        assert sys.stderr.getvalue() == shown.removesuffix("\033[K")
+    assert sys.stderr.getvalue() == shown
+
+
+def test_help_of_a_model_has_its_options(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["fit", "iqgme", "--kernel", "nuts", "--help"])
+    assert end.value.code == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: zoo fit")
+    assert out.endswith(options_text("iqgme", "nuts") + "\n")
+    assert cli.main(["fit", "iqgm", "--help"]) == 2
+    assert "did you mean 'iqgme'" in capsys.readouterr().err
+
+
 def test_no_command_prints_the_help(capsys):
     assert cli.main([]) == 0
     assert "zoo fit aclass --data wine" in capsys.readouterr().out
@@ -150,8 +205,9 @@ def test_fit_says_what_it_did_and_nothing_else(fitted):
     assert "weight[length, ant]" in fitted.out
     assert "saved run.nc and run.png: 2 chains of 40 draws, 100 steps in" in fitted.out
     assert "read numbers: length, mm/width; texts: wings (2); 'species' is the class" in fitted.out
-    # the last: the 12 quantities are all there are
-    assert len(fitted.out.splitlines()) == 2 + 1 + 12 + 1
+    assert "no held-out score: NUTS is not run twice unasked" in fitted.out
+    # the 12 quantities are all there are
+    assert fitted.out.splitlines()[2 + 1 + 12].startswith("saved run.nc and run.png")
 
 
 def test_run_holds_names_scaling_and_groups(fitted):

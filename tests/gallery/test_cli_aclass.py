@@ -10,8 +10,10 @@ import arviz as az
 import numpy as np
 import pytest
 
+import gallery._columns
 from gallery import AClassClassifier
 from tests.gallery.command import many, write
+from zoo.aclass import normal_inverse_chi2
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +28,11 @@ ROWS = [
     ["1", "1", "red", "u"],
 ]
 NEW = [["colour", "height", "spots"], ["red", "2", "1"], ["", "", "0"], ["blue", "9.5", ""]]
+LATER = [
+    ["kind", "spots", "height", "note", "colour"],
+    ["v", "0", "8.5", "x", ""],
+    ["", "1", "1.2", "", "red"],
+]
 SMALL = ["--option", "num_samples=50"]
 FIT = ["fit", "aclass", "--data", "plants.csv", *SMALL]
 
@@ -35,7 +42,10 @@ def done(room):
     """Exit code, output and errors of each command, run one after the other."""
     write(room.folder / "plants.csv", ROWS)
     write(room.folder / "unseen.csv", NEW)
-    write(room.folder / "more.csv", [*ROWS, ["7", "1", "red", "v"]])
+    write(room.folder / "later.csv", LATER)
+    write(room.folder / "no class.csv", [row[1:] for row in LATER])
+    write(room.folder / "new class.csv", [*LATER, ["w", "1", "1", "", ""]])
+    write(room.folder / "two spots.csv", [*LATER, ["u", "2", "1", "", ""]])
     commands = {
         "fit": [*FIT, "-o", "plants.nc", "--plot", "plants.png", "--checkpoint", "plants"],
         "resume": ["resume", "plants"],
@@ -66,10 +76,21 @@ def done(room):
         ],
         "predict by gibbs": ["predict", "gibbs.nc", "unseen.csv"],
         "compare": ["compare", "plants.nc", "seven.nc"],
+        "update": ["update", "plants.nc", "later.csv", "-o", "updated.nc"],
+        "predict updated": ["predict", "updated.nc", "unseen.csv", "-o", "updated.csv"],
+        "report updated": ["report", "updated.nc"],
+        "update in place": ["update", "seven.nc", "later.csv"],
+        "update, no class": ["update", "plants.nc", "no class.csv", "-o", "never.nc"],
+        "update, new class": ["update", "plants.nc", "new class.csv", "-o", "never.nc"],
+        "update, new number": ["update", "plants.nc", "two spots.csv", "-o", "never.nc"],
+        "update, no columns": ["update", "plants.nc", "unseen.csv", "-o", "never.nc"],
+        "update a chain": ["update", "gibbs.nc", "later.csv", "-o", "never.nc"],
+        "update, file exists": ["update", "plants.nc", "later.csv", "-o", "gibbs.nc"],
+        "update no run": ["update", "text.nc", "later.csv", "-o", "never.nc"],
     }
     found = dict(zip(commands, many(room, list(commands.values())), strict=True))
-    write(room.folder / "plants.csv", [*ROWS, ["7", "1", "red", "v"]])
-    [found["predict from other data"]] = many(room, [["predict", "plants.nc", "unseen.csv"]])
+    (room.folder / "plants.csv").unlink()
+    [found["predict without data"]] = many(room, [["predict", "plants.nc", "unseen.csv"]])
     return found
 
 
@@ -105,7 +126,7 @@ def test_report_trusts_what_is_exact(done):
     assert done["plot"][0] == 0
 
 
-def check_probabilities(room, **settings):
+def check_probabilities(room, name="kinds.csv", later=False, rtol=1e-3, **settings):
     x = np.array(
         [[8, 0, 0], [1.5, 1, 1], [np.nan, 0, 0], [2.5, 1, np.nan], [9, np.nan, 1], [1, 1, 1]]
     )
@@ -115,14 +136,18 @@ def check_probabilities(room, **settings):
         for row in table.tolist()
     ]
     y = np.array([-1, "u", "v", "u", "v", "u"], object)
-    wanted = (
-        AClassClassifier(200, random_state=0, **settings).fit(frame(x), y).predict_proba(frame(new))
-    )
-    header, *written = list(csv.reader((room.folder / "kinds.csv").read_text().splitlines()))
+    with pytest.MonkeyPatch.context() as patch:
+        # the command keeps the priors of the model
+        patch.setattr(gallery._columns, "STANDARDISED", normal_inverse_chi2)
+        fitted = AClassClassifier(200, random_state=0, **settings).fit(frame(x), y)
+    if later:
+        fitted.partial_fit(
+            frame(np.array([[8.5, 0, np.nan], [1.2, 1, 1]])), np.array(["v", -1], object)
+        )
+    wanted = fitted.predict_proba(frame(new))
+    header, *written = list(csv.reader((room.folder / name).read_text().splitlines()))
     assert header == ["u", "v", "predicted"]
-    np.testing.assert_allclose(
-        [[float(cell) for cell in row[:2]] for row in written], wanted, rtol=1e-3
-    )
+    np.testing.assert_allclose([[float(cell) for cell in row[:2]] for row in written], wanted, rtol)
 
 
 def test_predictions_are_those_of_the_estimator(done, room, numpyro_promotion):
@@ -130,6 +155,44 @@ def test_predictions_are_those_of_the_estimator(done, room, numpyro_promotion):
     check_probabilities(room)
     with pytest.raises(AssertionError):
         check_probabilities(room, alpha=3.0)
+
+
+def test_predictions_need_the_run_alone(done, room):
+    code, out, err = done["predict without data"]
+    assert (code, err, out) == (0, "", (room.folder / "kinds.csv").read_text())
+
+
+def test_an_updated_run_is_that_of_all_rows(done, room, numpyro_promotion):
+    code, out, err = done["update"]
+    assert (code, err) == (0, "")
+    assert (
+        "aclass on plants.csv: 6 rows, and 2 more of later.csv, 1 of them without 'kind'\n" in out
+    )
+    assert re.search(r"log-evidence -\S+ \+- \S+\nsaved updated.nc: .* 2 steps in", out)
+    assert out.splitlines()[-1].startswith("TRUSTED")
+    assert done["report updated"][0] == 0
+    tree = az.from_netcdf(room.folder / "updated.nc")
+    assert tree["posterior"].sizes["row"] == tree["observed_data"].sizes["row"] == 8
+    assert tree["sample_stats"].sizes["step"] == 8
+    nearly = {"name": "updated.csv", "rtol": 0.02}  # these are more partitions than particles
+    check_probabilities(room, later=True, **nearly)
+    with pytest.raises(AssertionError):
+        check_probabilities(room, **nearly)
+
+
+def test_a_run_is_updated_in_place(done, room):
+    assert done["update in place"][0] == 0
+    assert az.from_netcdf(room.folder / "seven.nc").attrs["steps"] == 8
+
+
+def test_a_damaged_run_is_not_updated(done, room):
+    assert done["fit"][0] == 0
+    data = bytearray((room.folder / "plants.nc").read_bytes())
+    data[data.index(b"FilterState")] ^= 0x55
+    (room.folder / "hurt.nc").write_bytes(data)
+    [(code, out, err)] = many(room, [["update", "hurt.nc", "later.csv", "-o", "never.nc"]])
+    assert (code, out) == (2, "")
+    assert err == "zoo: hurt.nc: the file is damaged; save it anew, or fit again\n"
 
 
 def test_kernel_takes_options(done, room):
@@ -155,8 +218,13 @@ REFUSED = {
     "unknown component": "no component 'gama_poisson'; did you mean 'gamma_poisson'",
     "wrong kind": "--option num_particles: wanted a whole number, found 'few'",
     "predict by gibbs": "observes",
-    "predict from other data": "again, which gives another evidence: the run ended early, or the "
-    "data or the model have changed",
+    "update, no class": "no class.csv: no column 'kind' to be the target; the columns are spots",
+    "update, new class": "new class.csv, line 4, column 'kind': unknown class 'w'; the classes",
+    "update, new number": "two spots.csv: column 'spots' has other values than the two, or the",
+    "update, no columns": "unseen.csv: no column 'kind' to be the target",
+    "update a chain": "gibbs.nc: a run of CollapsedGibbs cannot learn more rows from its file; fit",
+    "update, file exists": "gibbs.nc: the file exists; name another, or give --force to replace it",
+    "update no run": "text.nc: not a run, or damaged; wanted a netCDF file of `zoo fit`",
 }
 
 

@@ -10,9 +10,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from scipy.stats import norm
 
-from gallery.commands.inputs import learn_entries, start_entries
-from gallery.commands.predictive import predicted_entries
+from gallery._links import Ordered
+from gallery.commands import predictive
+from gallery.commands.inputs import learn_link, start_entries
+from gallery.commands.predictive import draws_of, predicted_entries
 from gallery.tables import TableError, read_matrix
 from tests.gallery.command import many, write
 from zoo.bsvd import bsvd, ordered_probit
@@ -29,6 +32,10 @@ FIT = [
     "num_warmup=30",
     "num_samples=30",
 ]
+
+
+LEVELS = ["fit", "bsvd", "--option", "num_components=2", "num_warmup=60", "num_samples=150"]
+LEVELS += ["link=ordered_probit", "--data"]
 
 
 def matrix():
@@ -53,9 +60,26 @@ def done(room):
         room.folder / "asked.csv",
         [["film", "why", "user"], *([f"f{j}", "x", f"u{i}"] for i, j in np.argwhere(~known))],
     )
+    levels = np.clip(np.round(values - 2996.5), 2, 5).astype(int)
+    rated = [[f"u{i}", f"f{j}", levels[i, j]] for i, j in places]
+    write(room.folder / "levels.csv", [["user", "film", "stars"], *rated])
     write(room.folder / "nobody.csv", [["user", "film"], ["u99", "f0"]])
     commands = {
         "fit": [*FIT, "-o", "stars.nc", "--plot", "stars.png"],
+        # on a busy machine the fit is too long to be repeated unasked
+        "levels": [
+            *LEVELS,
+            "levels.csv",
+            "--test",
+            "0.2",
+            "-o",
+            "levels.nc",
+            "--plot",
+            "levels.png",
+        ],
+        "predict levels": ["predict", "levels.nc", "asked.csv"],
+        "report levels": ["report", "levels.nc"],
+        "no levels": [*LEVELS, "stars.csv", "-o", "never.nc"],
         "predict": ["predict", "stars.nc", "asked.csv"],
         "report": ["report", "stars.nc"],
         "summary": ["summary", "stars.nc"],
@@ -105,14 +129,66 @@ ENTRIES = {
 
 
 def test_real_entries_are_standardised():
-    found = learn_entries(bsvd, ENTRIES)
+    found = learn_link(bsvd, ENTRIES).standardiser
     np.testing.assert_allclose([found.mean, found.scale], [100, ENTRIES["value"].std()])
+    assert learn_link(bsvd, ENTRIES, is_raw=True) is None
 
 
-def test_levels_are_not_standardised():
-    levels = ENTRIES | {"value": np.arange(60) % 5, "link": ordered_probit}
-    assert learn_entries(bsvd, levels) is None
-    assert start_entries(bsvd, 1, levels) is None
+def test_levels_are_recoded_and_not_standardised():
+    """A chain starts at the cutpoints of the shares of levels, with nothing else."""
+    stars = ENTRIES | {"value": 2.0 + np.arange(60) % 4, "link": ordered_probit}
+    link = learn_link(bsvd, stars, is_raw=True)
+    assert link == learn_link(bsvd, stars) == Ordered((2, 3, 4, 5))
+    coded = stars | link.settings | {"value": np.arange(60) % 4}
+    start = start_entries(bsvd, 2, coded, link)
+    np.testing.assert_allclose(start["intercept"], [norm.ppf(0.75)] * 2)
+    np.testing.assert_allclose(np.exp(start["gaps"]), [[-norm.ppf(0.25)] * 2] * 2)
+    assert not any(start[name].any() for name in ("z", "row_weights", "column_weights"))
+
+
+def in_levels(tree, row, column):
+    """Mean and variance of the level of an entry, by hand from the draws."""
+    draws = {name: np.asarray(values) for name, values in draws_of(tree).items()}
+    predictor = (draws["u"][:, row] * draws["v"][:, column] * draws["s"] * draws["z"]).sum(1)
+    predictor += draws["intercept"] + draws["row_weights"][:, row, 0]
+    predictor += draws["column_weights"][:, column, 0]
+    cutpoints = np.cumsum(np.pad(draws["gaps"], [(0, 0), (1, 0)]), axis=1)
+    below = norm.cdf(cutpoints - predictor[:, None])
+    share = np.column_stack([below[:, 0], np.diff(below), 1 - below[:, -1]]).mean(0)
+    mean = share @ [2, 3, 4, 5]
+    return mean, share @ (np.array([2, 3, 4, 5]) - mean) ** 2
+
+
+def check_levels(tree):
+    places = np.array([0, 3, 8]), np.array([1, 7, 2])
+    mean, std = predicted_entries(tree, *places)
+    wanted, variance = np.transpose(
+        [in_levels(tree, *place) for place in zip(*places, strict=True)]
+    )
+    # one level is drawn for each draw of the posterior
+    assert (abs(mean - wanted) < 4 * np.sqrt(variance / 300)).all()
+    np.testing.assert_allclose(std, np.sqrt(variance), rtol=0.25)
+
+
+@pytest.mark.slow
+def test_levels_are_fitted_and_predicted_in_stars(done, room, monkeypatch):
+    code, out, err = done["levels"]
+    assert (code, err) == (0, "")
+    assert re.search(r"^gaps\[1\] +", out, flags=re.MULTILINE)
+    assert re.search(r"by a fit to the others +RMSE\n", out)
+    assert (room.folder / "levels.png").stat().st_size > 5000
+    assert done["report levels"][0] in (0, 1)
+    tree = az.from_netcdf(room.folder / "levels.nc")
+    assert set(np.unique(tree["observed_data"]["y"])) == {0, 1, 2, 3}
+    check_levels(tree)
+    _, *rows = csv.reader(io.StringIO(done["predict levels"][1]))
+    mean, std = np.array(rows)[:, 2:].astype(float).T
+    assert ((mean > 2) & (mean < 5) & (std > 0)).all()
+    values, known = matrix()
+    assert np.corrcoef(mean, values[~known])[0, 1] > 0.6
+    monkeypatch.setattr(predictive.Ordered, "decoded", lambda link, codes: codes + 1.0)
+    with pytest.raises(AssertionError):
+        check_levels(tree)
 
 
 def test_chains_start_with_the_components_that_entries_can_tell_of():
@@ -142,8 +218,9 @@ def test_entries_that_were_not_seen_are_predicted(done):
     code, out, err = done["predict"]
     assert (code, err) == (0, "")
     header, *rows = csv.reader(io.StringIO(out))
-    mean, std = np.array(rows, float).T
-    assert header == ["mean", "std"]
+    assert header == ["user", "film", "mean", "std"]
+    assert [row[:2] for row in rows] == [[f"u{i}", f"f{j}"] for i, j in np.argwhere(~known)]
+    mean, std = np.array(rows)[:, 2:].astype(float).T
     miss = np.abs(mean - values[~known])
     assert np.median(miss) < 0.2 < np.median(np.abs(values[~known] - values[known].mean()))
     assert (std > 0).all()
@@ -158,9 +235,10 @@ def test_report_and_summary_leave_out_what_is_not_identified(done):
 
 
 REFUSED = {
+    "no levels": r"values: found \S+ at row \d+, column \d+, wanted integers under this link",
     "nobody": "category 'u99' was not seen in training",
     "wrong data": "model bsvd needs 'row', 'column'",
-    "wrong picture": "--kind history: bsvd has none",
+    "wrong picture": "--kind history: this run of bsvd has none",
     "compare": "fewer.nc: no such file",
 }
 

@@ -56,9 +56,13 @@ ERRORS = {
         ["fit", "softmax", "--data", "."],
         "--data .: a folder; name a CSV file",
     ),
-    "semicolons": (
-        ["fit", "softmax", "--data", "semi.csv"],
-        "semi.csv, line 1: .*delimited by ';'; the delimiter must be a comma",
+    "a column to drop that is not there": (
+        [*FIT, "--drop", "lenght"],
+        "no column 'lenght' to be dropped; the columns are length, wings",
+    ),
+    "columns of a data set": (
+        ["fit", "softmax", "--data", "wine", "--drop", "hue"],
+        "--drop hue.*only a CSV file needs it",
     ),
     "words of JAX": (
         [*FIT, "--option", "num_classes=abc"],
@@ -147,6 +151,7 @@ ERRORS = {
     "foreign checkpoint": ([*FIT, "--checkpoint", "full"], "holds files that are no checkpoint"),
     "nothing to resume": (["resume", "empty"], "no command.json in it"),
     "damaged checkpoint": (["resume", "damaged"], "command.json: damaged"),
+    "nothing to check": (["check", "empty"], "state.npz' cannot be read"),
     "no run": (["summary", "no.nc"], "no.nc: no such file"),
     "run is a folder": (["summary", "."], "zoo: .: a folder; name a netCDF file"),
     "not a run": (["report", "text.nc"], "text.nc: not a run"),
@@ -156,7 +161,7 @@ ERRORS = {
     ),
     "no such statistic": (
         ["plot", "made.nc", "--kind", "elbo"],
-        "--kind elbo: the run has no such statistic",
+        "--kind elbo: this run of softmax has none; choose one of energy, trace_dist",
     ),
     "unknown kind": (["plot", "made.nc", "--kind", "pie"], "invalid choice: 'pie'"),
     "missing column": (["predict", "made.nc", "other.csv"], "no column 'mm/width'"),
@@ -356,6 +361,9 @@ def test_ctrl_c_outside_of_the_run(here, monkeypatch, capsys):
     failing(monkeypatch, KeyboardInterrupt())
     assert here("fit", "softmax", "--data", "insects.csv", "-o", "never.nc") == 130
     assert capsys.readouterr().err == "zoo: interrupted\n"
+    fit = ("fit", "softmax", "--data", "insects.csv", "-o", "never.nc", "--checkpoint", "stopped")
+    assert here(*fit) == 130
+    assert capsys.readouterr().err == "zoo: interrupted; go on with: zoo resume stopped\n"
 
 
 # Models of other kinds.
@@ -403,7 +411,7 @@ def test_a_quantity_is_predicted_by_mean_and_deviation(
     np.testing.assert_allclose(found[:, 1], [0.5, np.hypot(0.5, 0.2)], rtol=0.06)
 
 
-def test_predict_says_that_it_needs_the_table_of_the_fit(here, room, capsys):
+def test_predict_says_that_a_run_has_no_state(here, room, capsys):
     run_of(
         room.folder / "moved.nc",
         {"share": np.full((1, 4, 2), 0.5)},
@@ -417,9 +425,7 @@ def test_predict_says_that_it_needs_the_table_of_the_fit(here, room, capsys):
     tree.to_netcdf(room.folder / "moved.nc", engine="h5netcdf")
     write(room.folder / "line.csv", [["a"], ["1"], ["5"]])
     assert here("predict", "moved.nc", "line.csv") == 2
-    assert re.search(
-        "the table of the fit, .*gone.csv, must be where it was", capsys.readouterr().err
-    )
+    assert "the run holds no state of its kernel" in capsys.readouterr().err
 
 
 def test_a_model_of_the_features_is_refused(here, room, monkeypatch, capsys, numpyro_promotion):

@@ -11,6 +11,8 @@ import arviz as az
 import numpy as np
 import pytest
 
+from gallery.commands.request import Request, load_request, save_request
+from inference import check_checkpoint
 from tests.gallery.command import RUN, TINY, many
 
 
@@ -39,10 +41,7 @@ def start(room, name):
 
 
 def records(folder: Path) -> int:
-    if not (folder / "state.npz").exists():
-        return 0
-    with np.load(folder / "state.npz") as file:
-        return int(file["records"])
+    return check_checkpoint(folder).records if (folder / "state.npz").exists() else 0
 
 
 @pytest.mark.slow
@@ -88,7 +87,8 @@ def resumed(room, fitted):
         ["resume", "kept"],
         [*fit, "--seed", "9"],
         [*fit, "--seed", "3"],
-        ["resume", "kept"],
+        ["resume", "kept", "--salvage"],
+        ["check", "kept"],
     ]
     return many(room, commands)
 
@@ -107,8 +107,10 @@ def test_run_without_a_draw_is_an_error_that_says_how_to_go_on(resumed):
 @pytest.mark.slow
 def test_resumed_run_equals_the_one_that_was_not_stopped(resumed, room, fitted):
     assert resumed[1][0] in (0, 2)  # 2: the limit came again before the first draw
-    assert [code for code, _, _ in resumed[3:]] == [0, 0]
+    assert [code for code, _, _ in resumed[3:]] == [0, 0, 0]
+    assert "kept: whole until step 100\n" in resumed[4][1]
     assert "0 steps in" in resumed[4][1]
+    assert resumed[5][1] == "kept: whole; 100 steps, 40 records; ended by budget\n"
     final, straight = (az.from_netcdf(path) for path in (room.folder / "kept.nc", fitted.path))
     assert final.attrs["steps"] == straight.attrs["steps"] == 100
     for name in ("weight", "bias"):
@@ -121,3 +123,13 @@ def test_checkpoint_of_another_run_is_refused_and_stays(resumed, room):
     assert code == 2
     assert "holds another run (seed: 3 there, 9 here)" in err
     assert json.loads((room.folder / "kept" / "command.json").read_text())["seed"] == 3
+
+
+def test_a_request_that_was_changed_is_refused(tmp_path):
+    request = Request("softmax", "wine", None, None, (), 3, False, "run.nc", None)
+    save_request(request, tmp_path)
+    assert load_request(tmp_path) == request
+    path = tmp_path / "command.json"
+    path.write_text(path.read_text().replace('"seed": 3', '"seed": 7'))
+    with pytest.raises(ValueError, match="damaged .its checksum is another one.; remove it, and"):
+        load_request(tmp_path)

@@ -62,7 +62,7 @@ def test_classes_of_a_table_are_fitted_and_predicted(room):
     assert predicted == 0
     assert [row[-1] for row in csv.reader(io.StringIO(text))] == ["predicted", "u", "v"]
     assert elbo[0] == 2
-    assert "--kind elbo: the run has no such statistic" in elbo[2]
+    assert "--kind elbo: this run of staged_learning has none" in elbo[2]
     assert refused == 2
     assert "num_stages: found 50 for 40 rows" in why
     assert tempered[0] == 0, tempered[2]

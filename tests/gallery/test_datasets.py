@@ -155,6 +155,13 @@ def test_bundled_tables(name, shape, counts):
     assert counts is None or list(np.bincount(data.y)) == counts
 
 
+def test_a_bundled_table_whose_target_is_a_quantity():
+    data = load("diabetes")
+    assert (data.x.shape, data.y.dtype, data.class_names) == ((442, 10), np.float64, ())
+    assert (data.y.min(), data.y.max()) == (25, 346)
+    assert "UCI" not in data.licence
+
+
 def test_dataset_access():
     data = load("gaussian_mixture", num_rows=5)
     assert data.x is data["x"]

@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse
 from scipy.stats import norm
 
-from gallery._entries import read_entries, read_places
+from gallery._entries import Keys, read_entries, read_keyed, read_places
 from gallery._features import Features, missingness
 from gallery._links import Binomial, Gaussian, Ordered
 from gallery._standardise import Standardiser
@@ -297,3 +297,51 @@ def test_two_copies_of_the_most_uncertain_entry_are_not_both_chosen():
     draws = np.concatenate([first, first, second], axis=1)
     assert set(most_informative(draws, 0.01, 2).tolist()) in ({0, 2}, {1, 2})
     assert set(most_informative(draws, 0.01, 2, is_correlated=False).tolist()) == {0, 1}
+
+
+RATINGS = {"who": ["ann", "bob", "ann", "bob"], "what": [7, 7, 9, 9], "stars": [1.0, 2, 3, NAN]}
+
+
+def test_keys_and_values_may_come_apart():
+    by_key = read_keyed(list(zip(RATINGS["who"], RATINGS["what"], strict=True)), RATINGS["stars"])
+    assert by_key.row.tolist() == ["ann", "bob", "ann"]
+    assert by_key.column.tolist() == [7, 7, 9]
+    hits = np.array([[1, 2], [0, 3], [2, 2], [1, 1]])
+    successes, trials = read_keyed(pd.DataFrame(RATINGS)[["who", "what"]], hits, 2).values
+    np.testing.assert_array_equal(successes, hits[:, 0])
+    np.testing.assert_array_equal(trials, hits[:, 1])
+    any_kind = pd.DataFrame({"a": [(1, 2), None.__class__, (1, 2)], "b": [0, 0, 1], "c": [1, 2, 3]})
+    assert len(Keys.learn(read_keyed(any_kind)).row) == 2
+
+
+@pytest.mark.parametrize("X", [MATRIX, VECTORS, pd.DataFrame(np.ones((2, 4)))])
+def test_what_has_no_keys_is_a_matrix(X):
+    assert read_keyed(X) is None
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "message"),
+    [
+        (pd.DataFrame(MATRIX), None, r"column 0 has no key in row 1. A frame of three columns"),
+        (pd.DataFrame(np.full((2, 3), 0.5)), None, r"column 0 holds 0.5, which is no key. A frame"),
+        (MATRIX, [1, 2, 3], r"X: found 3 columns beside y, wanted two"),
+        ([["a", "b"]], [1, 2], r"y: found 2 values beside 1 rows of X"),
+        ([["a", "b"]], [[1, 2]], r"y: found 2 numbers for each entry, wanted 1"),
+    ],
+)
+def test_wrong_keys_are_named(X, y, message):
+    with pytest.raises(ValueError, match=message):
+        read_keyed(X, y)
+
+
+def test_an_entry_that_occurs_twice_is_named_by_its_keys():
+    by_key = read_keyed([["ann", 7], ["ann", 7]], [1, 2])
+    keys = Keys.learn(by_key)
+    with pytest.raises(ValueError, match=r"the entry at row 'ann', column 7 occurs twice \(1, 2\)"):
+        read_entries(keys.placed(by_key), keys.shape, keys)
+
+
+def test_a_key_of_another_type_is_no_new_key():
+    keys = Keys(np.array([1, 2]), np.array(["a", "b"], object))
+    with pytest.raises(ValueError, match=r"row: found the key '1', wanted one of the type of 1"):
+        keys.places(np.array(["1"], object), np.array(["a"], object))

@@ -54,6 +54,14 @@ def test_a_fit_is_the_drivers_run_of_the_zoos_model(monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_truncation_that_is_used_up_is_told():
+    """Ten clusters far apart."""
+    x = RNG.normal(size=(90, 2)) + 40 * np.stack([np.arange(90) % 10, np.arange(90) % 10 % 3], 1)
+    with pytest.warns(ConvergenceWarning, match="all 3 experts have rows.*raise truncation"):
+        IQGMEClassifier(3, random_state=0).fit(x, Y)
+
+
+@pytest.mark.slow
 # weights grow as long as lines part the labels
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_it_learns_a_line_for_each_group():

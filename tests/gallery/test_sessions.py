@@ -15,6 +15,7 @@ import pytest
 import zoo
 
 FOLDER = Path(__file__).parents[2] / "gallery" / "pages" / "text" / "sessions"
+STEMS = sorted(path.stem for path in FOLDER.iterdir())
 
 
 def commands(session):
@@ -58,7 +59,7 @@ def words(session):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize("name", STEMS)
 def test_a_session_goes_as_it_is_told(name, tmp_path):
     told = (FOLDER / f"{name}.txt").read_text()
     found = played(told, tmp_path)
@@ -68,9 +69,10 @@ def test_a_session_goes_as_it_is_told(name, tmp_path):
         assert words(found) == words(told)
 
 
-def test_every_model_has_a_session_that_fits_it():
-    assert {path.stem for path in FOLDER.iterdir()} == set(zoo.names())
-    for name in zoo.names():
+def test_every_model_of_a_paper_has_a_session_that_fits_it():
+    of_papers = {name for name in zoo.names() if zoo.load(name).card.bibtex}
+    assert of_papers <= set(STEMS) <= set(zoo.names())
+    for name in STEMS:
         told = commands((FOLDER / f"{name}.txt").read_text())
         assert any(command.startswith(f"zoo fit {name} ") for command in told)
         assert sum(command.startswith("zoo ") for command in told) >= 2

@@ -2,19 +2,12 @@
 
 import shutil
 from html.parser import HTMLParser
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
-
-import numpy as np
-import pytest
-from jax import random
-from numpyro.infer import NUTS
 
 import zoo
 from gallery._site import PAGES, _literal_blocks, cards, pages_of
 from gallery.cli import main
-from inference import Driver
 
 
 class Links(HTMLParser):
@@ -114,25 +107,6 @@ def test_every_model_has_a_card_a_page_and_a_place_on_the_landing_page(site):
             f"zoo/{name}.py has no page: write gallery/pages/{name}.py, or one whose name begins so"
         )
         assert all(f"pages/{page}.html" in landing for page in pages)
-
-
-@pytest.mark.slow
-def test_the_model_that_the_site_prints_is_a_whole_one(x64, numpyro_promotion):
-    """Found as a file of `zoo` is; NUTS finds the line through data of its own."""
-    spec = spec_from_file_location("mine", PAGES / "text" / "mine.py")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    entry = zoo.Entry.of(module)
-    told = entry.simulate(random.key(0))
-    tree = Driver(NUTS(entry.model), num_warmup=200, num_samples=200, progress_bar=False).run(
-        0, **told
-    )
-    line, *_ = np.linalg.lstsq(np.column_stack([told["x"], np.ones(100)]), told["y"], rcond=None)
-    drawn = tree["posterior"].dataset.isel(chain=0)
-    np.testing.assert_allclose(
-        drawn["weights"].mean("draw"), line[:2], atol=3 * float(drawn["weights"].std("draw").max())
-    )
-    assert set(drawn.data_vars) | {"y"} == set(entry.card.sites)
 
 
 def test_an_indented_paragraph_is_code_unless_it_belongs_to_a_field_or_a_list():

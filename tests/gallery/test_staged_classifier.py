@@ -2,7 +2,6 @@
 scikit-learn's own checks.
 """
 
-import os
 import pickle
 
 import jax
@@ -27,26 +26,17 @@ QUICK = NOTHING_FITTED | {
 }
 
 
-FITS = {"check_dtype_object", "check_fit_score_takes_y"}
-SLOW, OTHER = (
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        "ZOO_ALL_CHECKS" not in os.environ,
-        reason="takes long, for it compiles anew; ZOO_ALL_CHECKS=1 and -m slow run it",
-    ),
-)
-
-
 def cases():
-    """One order, few live points: what is checked is the face, not the answer."""
-    for estimator, check in estimator_checks_generator(
-        StagedMixtureClassifier(3, num_live=40, num_samples=40)
-    ):
+    """Few live points, and one cluster where a check does not score the predictions."""
+    quickest = StagedMixtureClassifier(1, num_live=20, num_samples=20)
+    for estimator, check in estimator_checks_generator(quickest):
         name, settings = (
             check.func.__name__,
             "".join(f"-{value}" for value in check.keywords.values()),
         )
-        marks = [] if name in QUICK else [SLOW] if name in FITS else [SLOW, OTHER]
+        if name == "check_classifiers_train":
+            estimator = clone(estimator).set_params(order=3)
+        marks = [] if name in QUICK else [pytest.mark.slow]
         yield pytest.param(estimator, check, id=name + settings, marks=marks)
 
 
@@ -125,6 +115,14 @@ def test_clusters_that_no_line_parts_are_classified(fitted):
     )
 
 
+def test_a_cluster_of_one_class_is_as_sure_as_its_rows_make_it(fitted):
+    """By the posterior mean of its class probabilities; with a larger concentration, less sure."""
+    num_rows = np.sum(clusters()[1] == "inner")
+    told = lambda concentration: (num_rows + concentration) / (num_rows + 2 * concentration)
+    found = fitted.predict_proba([[0.0]])[0, 0]
+    assert abs(found - told(1 / 2)) < 0.01 < abs(found - told(1.0))
+
+
 def test_a_fitted_classifier_is_pickled_and_goes_on(fitted):
     x, _ = clusters(40, 1)
     again = pickle.loads(pickle.dumps(fitted))
@@ -132,6 +130,7 @@ def test_a_fitted_classifier_is_pickled_and_goes_on(fitted):
     assert clone(fitted).get_params() == fitted.get_params()
 
 
+@pytest.mark.slow
 def test_a_fit_that_fails_leaves_nothing_to_ask(fitted):
     again = pickle.loads(pickle.dumps(fitted))
     x, y = clusters(seed=1)  # the shapes of `fitted`: nothing compiles
@@ -145,8 +144,7 @@ def test_a_fit_that_fails_leaves_nothing_to_ask(fitted):
         again.predict(x)
 
 
-@SLOW
-@OTHER
+@pytest.mark.slow
 def test_orders_are_learned_and_averaged_over():
     """Two clusters of one class each, far apart: one cluster is not enough, a third is not
     needed.
@@ -165,13 +163,14 @@ def test_orders_are_learned_and_averaged_over():
         found.predict_proba(x), share[0] * alone[0] + share[1] * alone[1], atol=1e-3
     )
     runs, trees = found._runs, {order: found.posterior_[f"order_{order}"] for order in (1, 2)}
-    fewer = orders._assembled(trees, runs.entries, runs.prior, "family", "most")
+    log_prior = np.array([runs._log_prior(order) for order in trees])
+    fewer = orders._assembled(trees, log_prior, runs.prior, "family", "most")
     with pytest.warns(ConvergenceWarning, match="max_order: 2 clusters are the most probable"):
         found.set_params(max_order=2)._taken(fewer)
     found._taken(found._runs.tree())  # no warning: what has been tried has been tried
 
 
-@SLOW
+@pytest.mark.slow
 def test_a_part_is_a_stage():
     """Each part is a stage, also for a pickled classifier and outside of x64.
 
@@ -193,7 +192,7 @@ def test_a_part_is_a_stage():
         parts.set_params(num_live=50).partial_fit(x, y)
 
 
-@SLOW
+@pytest.mark.slow
 def test_a_later_part_may_have_more_clusters():
     """That order learns from the rows of the last call as well, which are still there."""
     x, y = clusters(160)
@@ -207,7 +206,7 @@ def test_a_later_part_may_have_more_clusters():
     assert classifier.score(x, y) > 0.6
 
 
-@SLOW
+@pytest.mark.slow
 def test_what_later_parts_make_it_forget_or_leave_out_is_told():
     """After rows of one class nothing was likely of the other, and a column had one value."""
     x, y = clusters()
@@ -239,8 +238,7 @@ def test_rows_that_are_far_away_have_probabilities(fitted):
     np.testing.assert_allclose(said.sum(1), 1.0)
 
 
-@SLOW
-@OTHER
+@pytest.mark.slow
 def test_unlabelled_rows_show_where_clusters_are():
     x, y = clusters(80)
     few = np.full(80, -1, object)
@@ -271,7 +269,7 @@ def test_fit_goes_through_the_driver_on_the_model_of_the_zoo(monkeypatch):
         quick(4, num_stages=2).fit(x, y)
     assert seen.value.args == (
         "staged_learning",
-        {"order": 4, "num_classes": 3},
+        {"order": 4, "num_classes": 3, "class_concentration": 1 / 3},
         (3, 1),
         [0, 1, 2],
         2,
@@ -283,8 +281,7 @@ def test_a_missing_entry_is_refused():
         quick().fit([[np.nan], [1.0]], [0, 1])
 
 
-@SLOW
-@OTHER
+@pytest.mark.slow
 def test_a_fit_that_has_no_time_says_so():
     with pytest.raises(
         ValueError, match="order 1: its run ended by 'max_time' .* give it more time"
@@ -302,8 +299,9 @@ def test_a_fit_that_has_no_time_says_so():
         ({"num_live": 10}, "num_live: found 10"),
         ({"num_sweeps": -1.0}, "num_sweeps: found -1.0"),
         ({"num_samples": 0}, "num_samples: found 0"),
+        ({"class_concentration": 0.0}, "class_concentration: found 0.0, wanted a positive"),
     ],
-    ids=["order", "most", "stages", "rows", "live", "sweeps", "draws"],
+    ids=["order", "most", "stages", "rows", "live", "sweeps", "draws", "classes"],
 )
 def test_impossible_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):

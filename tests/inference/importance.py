@@ -1,71 +1,79 @@
-"""Importance sampling from the prior, as an `Algorithm`: the smallest one whose evidence has an
-exact answer to compare with.
+"""Importance sampling from the prior: the smallest `Algorithm` whose evidence is known exactly.
+
+`zoo new --kernel NAME` begins a kernel with a copy of this file and of its test.
 """
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, random
 from jax.scipy.special import logsumexp
 
-from inference import Algorithm, Program, Results
+from inference.run.protocol import Algorithm, Results
+
+__all__ = ["ImportanceSampling"]
 
 
-class Pool(NamedTuple):
-    values: dict[str, Array]  # [particle, ...] of every batch so far
-    log_weight: Array  # [particle], -inf where no batch has been yet
-    batch: Array
+class _Pool(NamedTuple):
+    particles: dict[str, jax.Array]  # [particle, ...] of every batch so far, and their `log_weight`
+    batch: jax.Array
 
 
-class Batch(NamedTuple):
-    ess: Array
+class _Batch(NamedTuple):
+    ess: jax.Array
 
 
 class ImportanceSampling(Algorithm):
-    """`num_batches` batches of `batch_size` draws from the prior, weighted by the likelihood."""
+    """Draws from the prior, weighted by the likelihood.
+
+    Cost: `num_batches` x `batch_size` evaluations of the likelihood.
+
+    Args:
+        model: a model.
+        num_batches: number of steps.
+        batch_size: draws a step.
+    """
 
     report = "smc"
 
-    def __init__(self, model, num_batches: int, batch_size: int = 64):
+    def __init__(self, model, num_batches: int = 100, batch_size: int = 64):
         self.model, self.num_batches, self.batch_size = model, num_batches, batch_size
 
-    def read(self, program: Program) -> tuple[Program, dict]:
+    def read(self, program):
+        """Everything that a step asks of the model is a function of `Program`."""
         program.check()
         return program, {}
 
-    def init(self, rng_key: Array, program: Program, data: dict) -> Pool:
-        values = jax.tree.map(
-            jnp.zeros_like, program.draw_prior(rng_key, self.num_batches * self.batch_size)
-        )
-        return Pool(
-            values, jnp.full(self.num_batches * self.batch_size, -jnp.inf), jnp.zeros((), jnp.int32)
-        )
+    def init(self, rng_key, program, data):
+        """No particle has a weight yet."""
+        count = self.num_batches * self.batch_size
+        empty = {"log_weight": jnp.full(count, -jnp.inf)}
+        return _Pool(empty | program.draw_prior(rng_key, count), jnp.zeros((), int))
 
-    def step(self, rng_key: Array, state: Pool, program: Program, data: dict) -> tuple[Pool, Batch]:
+    def step(self, rng_key, state, program, data):
+        """Draw a batch, and weight it."""
         drawn = program.draw_prior(rng_key, self.batch_size)
-        weigh = lambda values: sum(
-            jnp.sum(term) for term in program.log_likelihood(values).values()
-        )
-        first = state.batch * self.batch_size
-        put = lambda pool, new: jax.lax.dynamic_update_slice_in_dim(pool, new, first, 0)
-        log_weight = put(state.log_weight, jax.vmap(weigh)(drawn))
-        ess = jnp.exp(2 * logsumexp(log_weight) - logsumexp(2 * log_weight))
-        return Pool(jax.tree.map(put, state.values, drawn), log_weight, state.batch + 1), Batch(ess)
+        terms = jax.vmap(program.log_likelihood)(drawn)
+        new = {"log_weight": sum(map(jax.vmap(jnp.sum), terms.values()))} | drawn
+        index = state.batch * self.batch_size + jnp.arange(self.batch_size)
+        particles = jax.tree.map(lambda old, new: old.at[index].set(new), state.particles, new)
+        share = jax.nn.softmax(particles["log_weight"])
+        return _Pool(particles, state.batch + 1), _Batch(1 / jnp.sum(share**2))
 
-    def finished(self, state: Pool) -> Array:
+    def finished(self, state):
+        """Whether all batches are drawn."""
         return state.batch >= self.num_batches
 
-    def draw(
-        self, rng_key: Array, state: Pool, program: Program, data: dict, num_draws: int
-    ) -> dict[str, Array]:
-        index = random.categorical(rng_key, state.log_weight, shape=(num_draws,))
-        return jax.tree.map(lambda pool: pool[index], state.values)
+    def draw(self, rng_key, state, program, data, num_draws):
+        """Particles by their weights."""
+        index = jax.random.categorical(rng_key, state.particles["log_weight"], shape=(num_draws,))
+        return {name: state.particles[name][index] for name in program.latent}
 
-    def results(self, state: Pool, program: Program, data: dict) -> Results:
-        count = self.num_batches * self.batch_size
-        mean = logsumexp(state.log_weight) - jnp.log(count)
-        error = jnp.std(jnp.exp(state.log_weight - mean)) / jnp.sqrt(count)
-        groups = {"particles": {"log_weight": state.log_weight, **state.values}}
-        dims = dict.fromkeys(groups["particles"], ("particle",))
-        return Results(groups, {"log_evidence": mean, "log_evidence_se": error}, dims)
+    def results(self, state, program, data):
+        """The particles, and the mean weight, which estimates the evidence."""
+        log_weight = state.particles["log_weight"]
+        mean = logsumexp(log_weight) - jnp.log(log_weight.size)
+        error = jnp.std(jnp.exp(log_weight - mean)) / jnp.sqrt(log_weight.size)
+        attrs = {"log_evidence": mean, "log_evidence_se": error}
+        dims = dict.fromkeys(state.particles, ("particle",))
+        return Results({"particles": state.particles}, attrs, dims)

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from jax import random
 from numpyro import plate
 
 from inference.distributions import Missing
+from tests.by_numpy import simulated
 from zoo.iqgme import Axes, iqgme, normal_wishart, simulate, soft_probit
 from zoo.iqgme_tasks import iqgme_tasks
 from zoo.iqgme_tasks import simulate as simulate_tasks
@@ -113,8 +113,9 @@ def case(
     label.
     """
     told = {"alpha": ALPHA, "num_experts": num_experts, **CASES[name]}
-    data = simulate(
-        random.key(5),
+    data = simulated(
+        simulate,
+        5,
         num_rows,
         num_features,
         missing=0.0 if name == "covariances" else missing,
@@ -150,7 +151,7 @@ def of_tasks(
     """
     sizes = {"num_tasks": num_tasks, "num_groups": num_groups, "num_experts": num_experts}
     told = {"alpha": ALPHA, "beta": ALPHA, **sizes, **TASKS[name]}
-    data = simulate_tasks(random.key(5), num_rows, num_features=2, missing=missing, **told)
+    data = simulated(simulate_tasks, 5, num_rows, num_features=2, missing=missing, **told)
     order = np.random.default_rng(0).permutation(num_rows * num_tasks)
     data |= {"x": np.asarray(data["x"], float)[order], "task": data["task"][order]}
     if told["expert"] is not None:

@@ -28,6 +28,9 @@ def fitted(noise="gumbel", model=augment_reduce, told=TOLD, **options):
     )
 
 
+DATA = {}  # by reading
+
+
 @cache
 def _of_the_zoo(noise, **options):
     return _fitted(Program(augment_reduce, **TOLD, noise=noise), augment_reduce, options)
@@ -36,6 +39,7 @@ def _of_the_zoo(noise, **options):
 def _fitted(program, model, options):
     kernel = AugmentReduce(model, init_scale=1.0, **options)
     reading, data = kernel.read(program)
+    DATA[reading] = data
     state = kernel.init(jax.random.key(3), reading, data)
     rng = np.random.default_rng(2)
     local = {
@@ -52,7 +56,7 @@ def _fitted(program, model, options):
 
 def step(reading, program, state, seed):
     """State and report after a step on the data of the program."""
-    return reading.kernel.step(jax.random.key(seed), state, reading, program.arguments)
+    return reading.kernel.step(jax.random.key(seed), state, reading, DATA[reading])
 
 
 def bound(reading, program, state):
@@ -71,12 +75,12 @@ def utilities(reading, state):
     return X @ np.asarray(found["weights"]).T + np.asarray(found["biases"])
 
 
-def estimate(reading, program, state, index, rng_key):
+def estimate(reading, program, state, index, rng_key, worth=None):
     """What a step would take for the bound on the log likelihood, and its slopes in all weights;
-    without a key eps is integrated out.
+    without a key eps is integrated out. `worth` are importance weights of the classes.
     """
     model = reading.reduced
-    view = minibatch_of(reading, program, index, state, None)
+    view = minibatch_of(reading, program, index, state, None, worth)
     rows = index[model.rows]
     local = jax.tree.map(lambda leaf: leaf[rows], state.local)
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array, random
 
 from inference import ParticleFilter, Program
-from inference.kernels.particle_filter import ancestry as ancestry
+from inference.kernels.particle_filter import particles
 from inference.kernels.particle_filter.kernel import FilterReading, FilterState
 from inference.kernels.particle_filter.particles import join, wider
 from tests.inference.partitions import ordered
@@ -123,7 +123,7 @@ def _joined(reading: FilterReading, state: FilterState, key: Array) -> FilterSta
     keys = random.split(key, len(state.log_prior))
     groups, link = jax.vmap(lambda one, key: join(reading.rules, one, key))(state.groups, keys)
     return state._replace(
-        groups=groups, genealogy=ancestry.joined(state.genealogy, link, state.seen)
+        groups=groups, genealogy=particles.joined_genealogy(state.genealogy, link, state.seen)
     )
 
 
@@ -144,9 +144,10 @@ def answers(states: FilterState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Classes and groups [run, point, particle, row] of one joint filter, and their weights,
     those of the runs by their evidence.
     """
-    labels, groups, _ = jax.jit(jax.vmap(ancestry.partitions))(states.genealogy, states.seen)
-    num_rows = int(states.seen[0])
-    last = lambda part: np.moveaxis(np.asarray(part)[:, :num_rows], 1, -1)
+    one = lambda i: jax.tree.map(lambda leaf: np.asarray(leaf)[i], states.genealogy)
+    each = [particles.partitions(one(i), states.seen[0]) for i in range(len(states.seen))]
+    labels, groups, _ = map(np.stack, zip(*each, strict=True))
+    last = lambda part: np.moveaxis(part, 1, -1)
     log_weight = np.asarray(
         states.groups.log_weight[:, :, 0] + (states.log_prior + states.log_evidence)[..., None]
     )

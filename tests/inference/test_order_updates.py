@@ -15,8 +15,9 @@ import pytest
 import xarray as xr
 from jax import Array
 
-from inference import Algorithm, Orders, Program, Results
+from inference import Algorithm, Interrupted, Orders, Program, Results
 from inference.distributions import Zeta
+from tests.by_numpy import by_numpy
 from tests.inference.importance import ImportanceSampling
 from tests.inference.test_orders import QUIET, X, Y, exact_polynomial, polynomial
 
@@ -49,7 +50,7 @@ class Rows:
 
 
 def data_of(program):
-    return jnp.stack([program.arguments["x"], program.arguments["y"]], 1)
+    return jnp.asarray(np.stack([program.arguments["x"], program.arguments["y"]], 1))
 
 
 class Exact(Algorithm):
@@ -64,15 +65,15 @@ class Exact(Algorithm):
         return Rows(program), data_of(program)
 
     def init(self, rng_key, reading, data):
-        return self._of(jnp.zeros((0, 2)), reading, data)
+        return self._of(np.zeros((0, 2)), reading, data)
 
     def updated(self, state, reading, data, before):
         return self._of(state.rows, reading, data)
 
     def _of(self, before, reading, data):
-        rows = jnp.concatenate([before, data])
-        log_evidence = exact_polynomial(num_weights(reading), *np.asarray(rows).T)
-        return Known(rows, jnp.asarray(log_evidence), jnp.zeros((), jnp.int32))
+        rows = np.concatenate([before, data])
+        log_evidence = exact_polynomial(num_weights(reading), *rows.T)
+        return Known(jnp.asarray(rows), jnp.asarray(log_evidence), jnp.zeros((), jnp.int32))
 
     def step(self, rng_key, state, reading, data):
         return state._replace(num_steps=state.num_steps + 1), Record(jnp.asarray(len(state.rows)))
@@ -81,13 +82,12 @@ class Exact(Algorithm):
         return state.num_steps > 0
 
     def draw(self, rng_key, state, reading, data, num_draws):
-        x, y = state.rows.T
-        powers = jnp.stack([x**p for p in range(num_weights(reading))], 1)
-        precision = powers.T @ powers / 0.09 + jnp.eye(powers.shape[1])
-        posterior = dist.MultivariateNormal(
-            jnp.linalg.solve(precision, powers.T @ y / 0.09), precision_matrix=precision
-        )
-        return {"weight": posterior.sample(rng_key, (num_draws,))}
+        x, y = np.asarray(state.rows).T
+        powers = np.stack([x**p for p in range(num_weights(reading))], 1)
+        precision = powers.T @ powers / 0.09 + np.eye(powers.shape[1])
+        mean = np.linalg.solve(precision, powers.T @ y / 0.09)
+        posterior = lambda: dist.MultivariateNormal(mean, precision_matrix=precision)
+        return {"weight": by_numpy(lambda key: posterior().sample(key, (num_draws,)))(rng_key)}
 
     def results(self, state, reading, data):
         return Results(
@@ -173,7 +173,7 @@ def test_where_one_order_refuses_nobody_is_weighed(kernel):
     assert orders.run(0, X, Y)["orders"]["probability"].values.sum() == pytest.approx(1.0)
 
 
-class Interrupted(Exact):
+class Pressed(Exact):
     """By Ctrl-C, when the second order is given the rows of an update."""
 
     def updated(self, state, reading, data, before):
@@ -184,10 +184,14 @@ class Interrupted(Exact):
 
 def test_ctrl_c_tears_no_orders():
     """Those that come after have no time, and go on at the next call."""
-    orders, whole = orders_of(Interrupted), orders_of()
+    orders, whole = orders_of(Pressed), orders_of()
     for one in (orders, whole):
         one.run(0, X, Y)
-        one.update(X[:2], Y[:2])
+    whole.update(X[:2], Y[:2])
+    with pytest.raises(Interrupted) as caught:
+        orders.update(X[:2], Y[:2])
+    assert caught.value.signal == "SIGINT"
+    assert caught.value.tree.attrs == orders.tree().attrs
     assert orders.tree().attrs["ended"] == "max_time"
     for one in (orders, whole):
         one.update(X[2:4], Y[2:4])

@@ -17,7 +17,7 @@ from scipy import stats
 from gallery.datasets import names
 from inference import Program
 from inference.distributions import Missing
-from tests.zoo.compiled import log_joint, simulated
+from tests.by_numpy import log_joint, simulated
 from zoo.aclass import (
     CARD,
     aclass,

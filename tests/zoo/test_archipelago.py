@@ -18,6 +18,7 @@ from scipy.special import gammaln, logsumexp
 import zoo
 from gallery.datasets import names
 from inference import Program
+from tests.by_numpy import by_numpy
 from zoo._gaussian_process import Functions
 from zoo.archipelago import (
     CARD,
@@ -41,7 +42,7 @@ RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(5, 2)), np.array([0, 2, -1, -1, 1])
 OPTIONS = {"num_classes": 3, "capacity": 6}
 PROGRAM = Program(archipelago, X, Y, **OPTIONS)
-PRIOR = jax.jit(PROGRAM.draw_prior)
+PRIOR = by_numpy(PROGRAM.draw_prior)
 
 
 def draw(seed=0, count=4):
@@ -95,7 +96,7 @@ def log_joint_by_hand(v, x, y, capacity, num_classes):
 @pytest.mark.parametrize("count", [0, 1, 4, 6])
 def test_log_joint_is_the_formula(count):
     values = [draw(seed, count) for seed in (0, 1)]
-    density, prior = jax.jit(PROGRAM.log_joint), jax.jit(PROGRAM.log_prior)
+    density, prior = by_numpy(PROGRAM.log_joint), by_numpy(PROGRAM.log_prior)
     found = [density(each) for each in values]
     wanted = [log_joint_by_hand(each, X, Y, **{"capacity": 6, "num_classes": 3}) for each in values]
     free = [prior(each)["root"] for each in values]  # of the correlations, NumPyro's own
@@ -114,7 +115,7 @@ def test_orders_of_the_data_and_of_rejections_do_not_count():
         """The log density of points, functions and labels, without the volume of the noise."""
         points = np.concatenate([x, v["rejected"]])
         volume = sum(np.log(np.diagonal(_root(v, points, k))).sum() for k in range(3))
-        return jax.jit(Program(archipelago, x, y, **OPTIONS).log_joint)(v) - volume
+        return by_numpy(Program(archipelago, x, y, **OPTIONS).log_joint)(v) - volume
 
     whole = np.concatenate([values["noise"], values["rejected_noise"]])
     points = np.concatenate([X, values["rejected"]])
@@ -146,7 +147,7 @@ def test_count_of_a_process_that_may_end_is_negative_binomial():
         return traced["num_rejected"]["fn"].log_prob(counts)
 
     np.testing.assert_allclose(
-        jax.jit(found)(np.arange(60)), stats.nbinom(len(X), 0.3).logpmf(np.arange(60)), atol=1e-8
+        by_numpy(found)(np.arange(60)), stats.nbinom(len(X), 0.3).logpmf(np.arange(60)), atol=1e-8
     )
 
 
@@ -194,11 +195,11 @@ def test_simulation_begins_anew_as_often_as_the_process_ends(monkeypatch):
 
 def test_unlabelled_rows_sum_their_classes_out():
     values = draw()
-    terms = jax.jit(PROGRAM.log_likelihood)(values)
+    terms = by_numpy(PROGRAM.log_likelihood)(values)
     programs = [
         Program(archipelago, X, np.where(np.arange(5) == 2, k, Y), **OPTIONS) for k in range(3)
     ]
-    each = [jax.jit(program.log_likelihood)(values) for program in programs]
+    each = [by_numpy(program.log_likelihood)(values) for program in programs]
     joint = [term["accepted"][2] + term["y"][2] for term in each]
     assert terms["y"][2] == 0
     np.testing.assert_allclose(logsumexp(joint), terms["accepted"][2], rtol=1e-12)
@@ -232,7 +233,7 @@ def test_conditional_is_that_of_the_joint_normal(variance):
         np.array([1, 1, 1, 1, 1, 1, 1, 0], bool),
     )
     values, new = RNG.normal(size=(8, 2)), RNG.normal(size=(3, 2))
-    mean, spread = jax.jit(functions.given)(new, points, values, is_used)
+    mean, spread = by_numpy(functions.given)(new, points, values, is_used)
     for k, (amplitude, lengthscale) in enumerate([(1.5, 0.8), (0.7, 1.2)]):
         both = np.concatenate([points[:7], new]) / lengthscale
         c = amplitude**2 * (
@@ -256,7 +257,7 @@ def test_noise_near_targets_is_the_mean_given_them():
         RNG.normal(size=(7, 2)),
         np.array([1, 0, 1, 1, 0, 0, 1], bool),
     )
-    found = jax.jit(partial(functions.noise_near, spread=0.3))(points, targets, is_target)
+    found = by_numpy(partial(functions.noise_near, spread=0.3))(points, targets, is_target)
     for k, (amplitude, lengthscale) in enumerate([(1.5, 0.8), (0.7, 1.2)]):
         c = np.exp(
             -cdist(points / lengthscale, points / lengthscale, "sqeuclidean") / 2
@@ -277,7 +278,7 @@ def test_simulated_data_are_accepted_points():
     assert 8 < np.sum(np.asarray(data["y"]) >= 0) < 32
     assert np.isfinite(
         Program(archipelago, **data).log_joint(
-            Program(archipelago, **data).draw_prior(random.key(1))
+            by_numpy(Program(archipelago, **data).draw_prior)(random.key(1))
         )
     )
 
@@ -298,15 +299,15 @@ def test_bases_are_densities_of_rows(base, num_features):
     x = RNG.normal(size=(4, num_features))
     program = Program(archipelago, x, None, capacity=3, base=base)
     assert np.isfinite(
-        jax.jit(lambda key: program.log_joint(program.draw_prior(key)))(random.key(0))
+        by_numpy(lambda key: program.log_joint(program.draw_prior(key)))(random.key(0))
     )
 
 
 def test_predictions_weigh_draws_by_their_density():
     """At points so close to two of the data that the functions are known there."""
-    draws = jax.jit(jax.vmap(draw_with_functions))(random.split(random.key(0), 40))
+    draws = by_numpy(jax.vmap(draw_with_functions))(random.split(random.key(0), 40))
     x_new = X[:2] + 0.01
-    told = lambda **options: jax.jit(partial(predict, num_values=64, **options))(
+    told = lambda **options: by_numpy(partial(predict, num_values=64, **options))(
         random.key(1), draws, X, x_new
     )
     found, flat = told(), told(knows_density=False)

@@ -14,7 +14,7 @@ from scipy import integrate, sparse, stats
 
 from gallery.datasets import names
 from inference import Program
-from tests.zoo.compiled import log_joint, simulated
+from tests.by_numpy import log_joint, simulated
 from zoo import augment_reduce as module
 from zoo.augment_reduce import CARD, NOISES, SparseRows, augment_reduce, simulate
 

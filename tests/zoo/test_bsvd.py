@@ -19,7 +19,7 @@ from scipy import stats
 import zoo.bsvd as module
 from gallery.datasets import names
 from inference import ConditionalGibbs, Driver, Program
-from tests.zoo.compiled import log_joint
+from tests.by_numpy import log_joint
 from zoo.bsvd import CARD, binomial_probit, bsvd, gaussian, ordered_probit, simulate
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")

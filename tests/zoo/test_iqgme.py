@@ -13,7 +13,7 @@ from scipy import stats
 
 from gallery.datasets import names
 from inference import Program, StructureError
-from tests.zoo.compiled import log_joint, simulated, traced
+from tests.by_numpy import by_numpy, log_joint, simulated, sites_of
 from zoo.iqgme import CARD, iqgme, normal_wishart, probit, simulate, soft_probit, sticks
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -120,7 +120,7 @@ def drawn(name):
     latent sites that go with them.
     """
     told = {"num_experts": 4, "alpha": 1.0, **CASES[name]}
-    values = traced(partial(iqgme, shape=(9, 2), **told), 3)
+    values = sites_of(partial(iqgme, shape=(9, 2), **told), 3)
     x = np.array(values["x"])
     holes = np.random.default_rng(0).random(x.shape) < 0.3
     holes[-1] = True
@@ -137,7 +137,7 @@ def drawn(name):
 def test_log_joint_equals_its_formula(name):
     data, values, program = drawn(name)
     np.testing.assert_allclose(
-        jax.jit(program.log_joint)(values), formula(values, data), rtol=1e-10
+        by_numpy(program.log_joint)(values), formula(values, data), rtol=1e-10
     )
     assert set(program.latent) == set(values)
 
@@ -172,7 +172,7 @@ def test_one_wrong_number_is_seen(name, change):
 
 def test_a_label_that_its_soft_label_denies_is_impossible():
     data, values, program = drawn("three classes")
-    density = jax.jit(program.log_joint)
+    density = by_numpy(program.log_joint)
     assert density(values | {"t": -values["t"]}) == -np.inf
     known = np.asarray(data["y"]) >= 0
     np.testing.assert_allclose(
@@ -228,7 +228,7 @@ def test_simulated_data_have_the_moments_of_the_model():
         "alpha": 1e-6,
         "gate": partial(normal_wishart, covariance=2.0, u0=1.0, nu0=20.0),
     }
-    draw = jax.jit(jax.vmap(lambda key: simulate(key, 1, 2, **told)["x"][0]))
+    draw = by_numpy(jax.vmap(lambda key: simulate(key, 1, 2, **told)["x"][0]))
     x = np.asarray(draw(random.split(random.key(0), 20_000)))
     np.testing.assert_allclose(np.cov(x.T), 4 * np.eye(2), atol=0.15)
     np.testing.assert_allclose(x.mean(0), 0, atol=0.06)
@@ -250,7 +250,7 @@ def test_simulated_rows_miss_what_was_asked():
 def test_no_prior_is_made_up_for_a_missing_entry():
     _, _, program = drawn("binary")
     with pytest.raises(StructureError, match="site 'x_missing': its prior is ImproperUniform"):
-        program.draw_prior(random.key(0))
+        by_numpy(program.draw_prior)(random.key(0))
 
 
 @pytest.mark.parametrize(
@@ -273,4 +273,4 @@ def test_it_runs_with_other_names():
     data, values, program = drawn("binary")
     renamed = Program(scope(iqgme, prefix="a", hide_types=["plate"]), **data)
     at = {f"a/{name}": value for name, value in values.items()}
-    np.testing.assert_allclose(jax.jit(renamed.log_joint)(at), jax.jit(program.log_joint)(values))
+    np.testing.assert_allclose(by_numpy(renamed.log_joint)(at), by_numpy(program.log_joint)(values))

@@ -13,7 +13,7 @@ from scipy import stats
 
 from gallery.datasets import names
 from inference import Program
-from tests.zoo.compiled import log_joint, simulated, traced
+from tests.by_numpy import by_numpy, log_joint, simulated, sites_of
 from tests.zoo.test_iqgme import TOLD, expert_prior, gate_formula, label_formula
 from zoo.iqgme_factors import CARD, iqgme_factors, linear_features, normal_factors, simulate
 
@@ -94,7 +94,7 @@ def drawn(name):
     latent sites that go with them.
     """
     told = {"num_experts": 4, "num_factors": 3, "alpha": 1.0, **CASES[name]}
-    values = traced(partial(iqgme_factors, shape=(9, 5), **told), 3)
+    values = sites_of(partial(iqgme_factors, shape=(9, 5), **told), 3)
     x = np.array(values["x"])
     holes = np.random.default_rng(0).random(x.shape) < 0.3
     holes[-1] = True
@@ -110,7 +110,7 @@ def drawn(name):
 def test_log_joint_equals_its_formula(name):
     data, values, program = drawn(name)
     np.testing.assert_allclose(
-        jax.jit(program.log_joint)(values), formula(values, data), rtol=1e-10
+        by_numpy(program.log_joint)(values), formula(values, data), rtol=1e-10
     )
     assert ("b" in values) == (name != "all factors")
 
@@ -139,7 +139,7 @@ def test_one_wrong_number_is_seen(change):
 
 def test_a_factor_that_an_expert_does_not_show_is_not_in_its_rows():
     _, values, program = drawn("binary")
-    none, log_probs = values | {"b": 0 * values["b"]}, jax.jit(program.log_probs)
+    none, log_probs = values | {"b": 0 * values["b"]}, by_numpy(program.log_probs)
     terms, moved = (log_probs(at)["x"] for at in (none, none | {"A": values["A"] + 1.0}))
     np.testing.assert_array_equal(terms, moved)
 

@@ -13,7 +13,7 @@ from scipy import stats
 
 from gallery.datasets import names
 from inference import Program
-from tests.zoo.compiled import log_joint, simulated, traced
+from tests.by_numpy import by_numpy, log_joint, simulated, sites_of
 from tests.zoo.test_iqgme import TOLD, expert_prior, gate_formula, label_formula
 from zoo.iqgme import normal_wishart, soft_probit
 from zoo.iqgme_tasks import CARD, iqgme_tasks, simulate
@@ -71,7 +71,7 @@ def drawn(name):
         "task": np.array([0, 2, 1, 0, 0, 1, 2, 2, 1]),
         **CASES[name],
     }
-    values = traced(partial(iqgme_tasks, shape=(9, 2), **told), 3)
+    values = sites_of(partial(iqgme_tasks, shape=(9, 2), **told), 3)
     x = np.array(values["x"])
     holes = np.random.default_rng(0).random(x.shape) < 0.3
     data = told | {"x": np.where(holes, np.nan, x)}
@@ -87,7 +87,7 @@ def drawn(name):
 def test_log_joint_equals_its_formula(name):
     data, values, program = drawn(name)
     np.testing.assert_allclose(
-        jax.jit(program.log_joint)(values), formula(values, data), rtol=1e-10
+        by_numpy(program.log_joint)(values), formula(values, data), rtol=1e-10
     )
     assert set(program.latent) == set(values)
 

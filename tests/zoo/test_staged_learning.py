@@ -17,7 +17,7 @@ from scipy import stats
 from gallery.datasets import names
 from inference import Program
 from inference.distributions import PositivePoisson, Zeta
-from tests.zoo.compiled import simulated, traced
+from tests.by_numpy import by_numpy, simulated, sites_of
 from zoo.staged_learning import CARD, diagonal, family, full, order_prior, simulate, staged_learning
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -83,7 +83,7 @@ def lkj(corr, independence=2.0):
 @cache
 def drawn(name):
     told = CASES[name]
-    found = traced(partial(staged_learning, shape=(7, 2), **told), 1)
+    found = sites_of(partial(staged_learning, shape=(7, 2), **told), 1)
     data = told | {"x": found["x"]}
     if told.get("num_classes", 2):
         data["y"] = np.where(np.arange(7) % 3 == 2, -1, np.asarray(found["y"]))
@@ -96,7 +96,7 @@ def drawn(name):
 def test_log_joint_equals_its_formula(name):
     data, values, program = drawn(name)
     np.testing.assert_allclose(
-        jax.jit(program.log_joint)(values), formula(values, data), rtol=1e-10
+        by_numpy(program.log_joint)(values), formula(values, data), rtol=1e-10
     )
 
 
@@ -116,7 +116,7 @@ def test_one_wrong_number_is_seen(name, change):
     data, values, _ = drawn(name)
     assert (
         abs(
-            jax.jit(Program(staged_learning, **data | change).log_joint)(values)
+            by_numpy(Program(staged_learning, **data | change).log_joint)(values)
             - formula(values, data)
         )
         > 1e-3
@@ -126,14 +126,14 @@ def test_one_wrong_number_is_seen(name, change):
 def test_all_that_clusters_are_called_is_arbitrary():
     _, values, program = drawn("diagonal")
     renamed = {name: value[jnp.array([2, 0, 1])] for name, value in values.items()}
-    log_joint = jax.jit(program.log_joint)
+    log_joint = by_numpy(program.log_joint)
     np.testing.assert_allclose(log_joint(renamed), log_joint(values))
 
 
 def test_rows_of_all_classes_sum_to_the_density_of_x():
     _, values, program = drawn("full")
     each = [
-        jax.jit(program.with_arguments(y=np.full(7, label)).log_likelihood)(values)
+        by_numpy(program.with_arguments(y=np.full(7, label)).log_likelihood)(values)
         for label in range(-1, 3)
     ]
     joint = np.logaddexp.reduce([one["x"] + one["y"] for one in each[1:]])
@@ -163,7 +163,7 @@ def test_simulated_data_have_the_moments_of_the_model():
     """Rows of many data sets: mean 0, variance 3^2 + E[sigma^2]; classes even; and two rows are
     of one class as often as they should.
     """
-    draw = jax.jit(jax.vmap(lambda key: simulate(key, 2, 1, order=3)))
+    draw = by_numpy(jax.vmap(lambda key: simulate(key, 2, 1, order=3)))
     found = draw(random.split(random.key(0), 20_000))
     x, y = np.asarray(found["x"])[..., 0], np.asarray(found["y"])
     expected = 9 + np.exp(-1 + 2 * 0.6**2)

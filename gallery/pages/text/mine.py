@@ -6,6 +6,8 @@ from jax import random
 
 from zoo.card import Card
 
+__all__ = ["CARD", "mine", "simulate"]
+
 CARD = Card(
     title="A line through the columns",
     paper="none",

@@ -7,7 +7,9 @@ A step draws some rows and some classes. It moves q of those rows towards its op
 (`noise_posterior`), and then the weights that the model requested along the gradient
 (`inference.reading.row_table`, `weights`). The model is the only place of its mathematics: it is
 run on those rows and classes, its own plates scale the terms up, and its prior, its noise and its
-utilities may be edited. Estimates are unbiased.
+utilities may be edited. Estimates are unbiased. `handlers.scale` in the model counts, be it a
+number or one for each row or class. With `frequencies` classes are drawn in proportion to their
+frequency (footnote 2 of the paper), with importance weights.
 
 The prior of a row of weights counts when the row is touched, then for all steps since it was
 touched last. So rows that are not touched cost nothing, and no part of the prior is lost. With
@@ -45,13 +47,16 @@ from inference.kernels.augment_reduce.weights import (
     minibatch_of,
     remembered,
 )
-from inference.program.compiling import is_arrays, once
+from inference.maths.host import generator
+from inference.program.compiling import is_arrays
+from inference.program.interpreting import interpreted
 from inference.program.program import Program
 from inference.program.sites import StructureError, check_setting, check_whole
-from inference.reading.row_table import ReducedModel, read_reduced
+from inference.reading.proof import gap_of_numbers
+from inference.reading.row_table import ByFrequency, ReducedModel, Strata, read_reduced, with_room
 from inference.run.protocol import Algorithm, Results
 
-__all__ = ["AugmentReduce", "ReduceReading", "ReduceReport", "ReduceState"]
+__all__ = ["AugmentReduce", "ReduceData", "ReduceReading", "ReduceReport", "ReduceState"]
 
 
 class ReduceState(NamedTuple):
@@ -69,6 +74,15 @@ class ReduceState(NamedTuple):
     is_lost: Array  # whether the bound of a step was not finite
 
 
+class ReduceData(NamedTuple):
+    """What steps need beside the state; the same shapes for similar numbers of rows."""
+
+    arguments: dict[str, Any]  # the arrays among the model's arguments, with rows that pad them
+    rows: Strata  # of the rows without these
+    share: Any  # of the rows that a step sees
+    classes: ByFrequency | None  # None: classes are drawn with equal probabilities
+
+
 class ReduceReport(NamedTuple):
     """The estimate of the bound (ELBO) that a step records."""
 
@@ -84,8 +98,9 @@ class ReduceReading:
     reduced: ReducedModel
     layouts: tuple[RowLayout, ...]
     q_noise: NoisePosterior | None  # q(eps) of a row; None where rows have no noise
+    num_places: int  # rows of the data and rows that pad them
 
-    def more(self, program: Program) -> "tuple[ReduceReading, dict[str, Any]]":
+    def more(self, program: Program) -> "tuple[ReduceReading, ReduceData]":
         """The reading and the data of other rows of the same model.
 
         The reading is this one where settings and shapes are the same.
@@ -104,7 +119,9 @@ class ReduceReading:
                 "another kind of prior, than before; wanted features of the same kind, "
                 "`SparseRows` or an array, and the same settings."
             )
-        each = [(_settings(one.program), type(one.q_noise)) for one in (self, found)]
+        each = [
+            (_settings(one.program), type(one.q_noise), one.reduced.sizes) for one in (self, found)
+        ]
         return self if each[0] == each[1] else found, data
 
     @property
@@ -118,8 +135,7 @@ class ReduceReading:
 
     def start(self) -> dict[str, Array]:
         """The initial parameters of q(eps) of each row."""
-        num_rows = self.reduced.sizes[self.reduced.rows][0]
-        return {} if self.q_noise is None else self.q_noise.start(num_rows)
+        return {} if self.q_noise is None else self.q_noise.start(self.num_places)
 
     def bound_of_rows(self, terms: Any, local: dict[str, Array], rng_key: Array | None) -> Array:
         """The bound on the log probability of each row.
@@ -149,6 +165,9 @@ class AugmentReduce(Algorithm):
             (or with a flat prior the maximum of the likelihood).
         own_negatives: whether classes are drawn for each row of a batch. Else rows share them,
             which costs less.
+        frequencies: the model's argument with the class of each row. Half of the classes of a step
+            are then drawn in proportion to their frequency, with importance weights; the others,
+            and with None all, with equal probabilities. That pays where few classes are frequent.
         num_draws: of eps in a step, where q(eps) is not in closed form.
         init_scale: standard deviation of the weights at the start.
         local_decay: step sizes of q(eps) are (1 + epoch)^-local_decay.
@@ -164,6 +183,7 @@ class AugmentReduce(Algorithm):
         *,
         posterior: bool = False,
         own_negatives: bool = False,
+        frequencies: str | None = None,
         num_draws: int = 1,
         init_scale: float = 0.01,
         local_decay: float = 0.9,
@@ -177,12 +197,12 @@ class AugmentReduce(Algorithm):
                 "that steps end but not too soon."
             )
         self.model, self.posterior, self.own_negatives = model, posterior, own_negatives
-        self.num_draws = int(num_draws)
+        self.frequencies, self.num_draws = frequencies, int(num_draws)
         self.init_scale, self.local_decay, self.optimizer = init_scale, local_decay, optimizer
         self._update = Adaptive() if optimizer is None else optimizer
         check_lazy(self._update)
 
-    def read(self, program: Program) -> tuple[ReduceReading, dict[str, Any]]:
+    def read(self, program: Program) -> tuple[ReduceReading, ReduceData]:
         """The structure of the model, and the arrays among its arguments.
 
         The model is evaluated on one batch of rows; nothing is computed for all classes.
@@ -198,8 +218,10 @@ class AugmentReduce(Algorithm):
         layouts = layouts_of(
             reduced, self._update, weighed, ("loc", "log_scale") if self.posterior else ("loc",)
         )
+        padded, num_places = with_room(program, reduced)
         key = random.key(0)
-        finite, gap = once(partial(_probed, reduced, program, self.own_negatives), key)(key)
+        probed = partial(_probed, reduced, program, padded, self.own_negatives)
+        finite, gap, gap_of_room = interpreted(probed, key)(key)
         for name, is_finite in finite.items():
             if not is_finite:
                 raise ValueError(
@@ -210,24 +232,37 @@ class AugmentReduce(Algorithm):
         q_noise = LogExponential() if reduced.local and is_linear else None
         if not is_linear:
             q_noise = LocationScale(reduced.noise(program), self.num_draws)
-        data = {
+        if not gap_of_room < 1e-5:  # the model looks at other rows than those of a step
+            padded, num_places = program, reduced.sizes[reduced.rows][0]
+        arguments = {
             name: jax.tree.map(jnp.asarray, value)
-            for name, value in program.arguments.items()
+            for name, value in padded.arguments.items()
             if is_arrays(value)
         }
-        shapes = program.with_arguments(**jax.eval_shape(lambda: data))
-        return ReduceReading(self, shapes, reduced, layouts, q_noise), data
+        shapes = padded.with_arguments(**jax.eval_shape(lambda: arguments))
+        num_rows, num_seen = reduced.sizes[reduced.rows]
+        share = np.asarray(num_seen / num_rows, jnp.result_type(float))
+        by = self.frequencies
+        classes = None if by is None else reduced.frequencies(program, by, num_places)
+        data = ReduceData(arguments, Strata.of(num_seen, num_rows), share, classes)
+        reading = ReduceReading(self, shapes, reduced, layouts, q_noise, num_places)
+        return reading, jax.tree.map(jnp.asarray, data)
 
-    def init(self, rng_key: Array, reading: ReduceReading, data: dict[str, Any]) -> ReduceState:
+    def init(self, rng_key: Array, reading: ReduceReading, data: ReduceData) -> ReduceState:
         """The state before the first step: small random weights, and q(eps) at its start."""
-        reduced = reading.reduced
-        sites, values = {**reduced.by_row, **reduced.whole}, {}
-        keys = random.split(rng_key, max(len(sites), 1))
-        for key, (name, site) in zip(keys, sites.items(), strict=False):
-            values[name] = {"loc": self.init_scale * random.normal(key, site.shape)}
+        sites = {**reading.reduced.by_row, **reading.reduced.whole}
+        rng = generator(rng_key)
+        draw = lambda shape: rng.standard_normal(shape, jnp.result_type(float))
+        noise = {name: draw(site.shape) for name, site in sites.items()}
+        return jax.tree.map(jnp.asarray, interpreted(partial(self._start, reading), noise)(noise))
+
+    def _start(self, reading: ReduceReading, noise: dict[str, Array]) -> ReduceState:
+        reduced, values = reading.reduced, {}
+        for name, z in noise.items():
+            values[name] = {"loc": self.init_scale * z}
             if self.posterior:
                 # a standard deviation of 0.1
-                values[name]["log_scale"] = jnp.full_like(values[name]["loc"], -2.3)
+                values[name]["log_scale"] = jnp.full_like(z, -2.3)
         tables, common = [], {name: self._update.init(values[name]) for name in reduced.whole}
         for layout in reading.layouts:
             own, known = {}, {}
@@ -252,40 +287,41 @@ class AugmentReduce(Algorithm):
     def values(self, state: ReduceState, reading: ReduceReading) -> dict[str, Any]:
         """The parameters of each site: {"loc": ...}, and "log_scale" with `posterior`.
 
-        Those of a site that is used as a whole are unconstrained.
+        They are NumPy arrays. Those of a site that is used as a whole are unconstrained.
         """
-        found = dict(state.whole)
+        found = jax.tree.map(np.asarray, state.whole)
         for layout, packed in zip(reading.layouts, state.tables, strict=True):
-            for name, value in layout.unpack(packed).values.items():
+            for name, value in layout.unpack(np.asarray(packed)).values.items():
                 shape = reading.reduced.by_row[name].shape
                 found[name] = {part: leaf.reshape(shape) for part, leaf in value.items()}
         return found
 
     def step(
-        self, rng_key: Array, state: ReduceState, reading: ReduceReading, data: dict[str, Any]
+        self, rng_key: Array, state: ReduceState, reading: ReduceReading, data: ReduceData
     ) -> tuple[ReduceState, ReduceReport]:
         """Updates q(eps) of a random batch of rows, then the weights by a stochastic gradient step.
 
         Classes are subsampled as well. Only the rows of the weights that the model requests for
         these rows and classes are updated.
         """
-        model, program = reading.reduced, reading.program.with_arguments(**data)
+        model, program = reading.reduced, reading.program.with_arguments(**data.arguments)
         index_key, weight_key, local_key, point_key = random.split(rng_key, 4)
-        index = model.draw_index(index_key, self.own_negatives)
-        rows, num_all = index[model.rows], model.sizes[model.rows][0]
-        batch = minibatch_of(reading, program, index, state, weight_key)
+        index = model.draw_index(index_key, self.own_negatives, data.rows, data.classes)
+        rows, worth = index[model.rows], None
+        if data.classes is not None:
+            worth = data.classes.worth[index[str(model.classes)]]
+        batch = minibatch_of(reading, program, index, state, weight_key, worth)
         local = jax.tree.map(lambda leaf: leaf[rows], state.local)
         if reading.q_noise is not None:
-            epoch = jnp.floor(state.count.astype(float) * (len(rows) / num_all))
-            drawn, at_means = (
-                each.terms(each.parameters) for each in (batch, batch._replace(noise={}))
-            )
+            epoch = jnp.floor(state.count.astype(float) * data.share)
+            drawn = batch.terms(batch.parameters)
+            at_means = batch._replace(noise={}).terms(batch.parameters) if batch.noise else drawn
             step_size = (1 + epoch) ** -self.local_decay
             local = reading.q_noise.step(local, drawn, at_means, step_size, local_key)
 
         def objective(parameters: dict[str, Any]) -> tuple[Array, Array]:
             bound = reading.bound_of_rows(batch.terms(parameters), local, point_key)
-            total = jnp.sum(bound) * (num_all / len(rows))
+            total = jnp.sum(bound) / data.share
             return total + batch.log_prior(parameters), total
 
         slopes, elbo = jax.grad(objective, has_aux=True)(batch.parameters)
@@ -303,7 +339,7 @@ class AugmentReduce(Algorithm):
         return state.is_lost
 
     def on_host(
-        self, states: Sequence[ReduceState], reading: ReduceReading, data: dict[str, Any]
+        self, states: Sequence[ReduceState], reading: ReduceReading, data: ReduceData
     ) -> Sequence[ReduceState]:
         """Raises ValueError: the steps were too large."""
         count = next(int(state.count) for state in states if state.is_lost)
@@ -317,7 +353,7 @@ class AugmentReduce(Algorithm):
         self,
         state: ReduceState,
         reading: ReduceReading,
-        data: dict[str, Any],
+        data: ReduceData,
         rows_at_once: int = 64,
     ) -> float:
         """The bound on the log likelihood of all rows, with all classes, at the mean weights.
@@ -341,35 +377,39 @@ class AugmentReduce(Algorithm):
         rng_key: Array,
         state: ReduceState,
         reading: ReduceReading,
-        data: dict[str, Any],
+        data: ReduceData,
         num_draws: int,
     ) -> dict[str, Array]:
         """Draws of all sites but the noise of the rows; copies, where the weights are a point.
 
         The q of the noise is among the results, as variational parameters.
         """
-        reduced, values, found = reading.reduced, self.values(state, reading), {}
-        keys = random.split(rng_key, max(len(values), 1))
-        for key, (name, value) in zip(keys, values.items(), strict=False):
+        reduced, found = reading.reduced, {}
+        rng = generator(rng_key)
+        for name, value in self.values(state, reading).items():
             shape = (num_draws, *value["loc"].shape)
-            drawn = jnp.broadcast_to(value["loc"][None], shape)
+            drawn: Any = np.broadcast_to(value["loc"], shape)
             if self.posterior:
-                drawn = drawn + jnp.exp(value["log_scale"])[None] * random.normal(key, shape)
+                drawn = drawn + np.exp(value["log_scale"]) * rng.standard_normal(shape, drawn.dtype)
             constrain = jax.vmap(partial(reduced.constrained, name))
             found[name] = constrain(drawn) if name in reduced.whole else drawn
         return found
 
-    def results(self, state: ReduceState, reading: ReduceReading, data: dict[str, Any]) -> Results:
+    def results(self, state: ReduceState, reading: ReduceReading, data: ReduceData) -> Results:
         """The parameters of q(eps), and of the weights where they have a distribution."""
         if state.is_lost:
             self.on_host([state], reading, data)
         reduced = reading.reduced
         dotted = lambda name: name.replace("/", ".")
-        found = {dotted(f"{reduced.local}_{name}"): value for name, value in state.local.items()}
+        num_rows = reduced.sizes[reduced.rows][0]
+        found = {
+            dotted(f"{reduced.local}_{name}"): jnp.asarray(np.asarray(value)[:num_rows])
+            for name, value in state.local.items()
+        }
         dims: dict[str, tuple[str, ...]] = dict.fromkeys(found, (dotted(reduced.rows),))
         for name, value in self.values(state, reading).items() if self.posterior else ():
             site = (reduced.by_row | reduced.whole)[name]
-            parts = {"loc": value["loc"], "scale": jnp.exp(value["log_scale"])}
+            parts = {"loc": value["loc"], "scale": np.exp(value["log_scale"])}
             found |= {dotted(f"{name}_{part}"): leaf for part, leaf in parts.items()}
             dims |= {dotted(f"{name}_{part}"): tuple(map(dotted, site.dims)) for part in parts}
         return Results({"variational_parameters": found} if found else {}, {}, dims)
@@ -378,8 +418,8 @@ class AugmentReduce(Algorithm):
         self,
         state: ReduceState,
         reading: ReduceReading,
-        data: dict[str, Any],
-        before: dict[str, Any],
+        data: ReduceData,
+        before: ReduceData,
     ) -> ReduceState:
         """The state for other rows: the weights stay, q(eps) starts anew."""
         return state._replace(local=reading.start())
@@ -387,9 +427,9 @@ class AugmentReduce(Algorithm):
 
 @partial(jax.jit, static_argnums=0)
 def _bound_of_rows(
-    reading: ReduceReading, rows: Array, state: ReduceState, data: dict[str, Any]
+    reading: ReduceReading, rows: Array, state: ReduceState, data: ReduceData
 ) -> Array:
-    model, program = reading.reduced, reading.program.with_arguments(**data)
+    model, program = reading.reduced, reading.program.with_arguments(**data.arguments)
     every = {model.classes: jnp.arange(model.sizes[model.classes][0])} if model.classes else {}
     batch = minibatch_of(reading, program, every | {model.rows: rows}, state, None)
     local = jax.tree.map(lambda leaf: leaf[rows], state.local)
@@ -408,22 +448,34 @@ def _settings(program: Program) -> tuple[Any, list[Any]]:
 
 
 def _probed(
-    model: ReducedModel, program: Program, own_negatives: bool, rng_key: Array
-) -> tuple[dict[str, Array], Array]:
-    """Whether terms are finite; the gap between the log joint and log u - rate u, u = exp(-eps)."""
+    model: ReducedModel, program: Program, padded: Program, own_negatives: bool, rng_key: Array
+) -> tuple[dict[str, Array], Array, Array]:
+    """Whether terms are finite, and two gaps.
+
+    The first is that between the log joint and log u - rate u, u = exp(-eps). The second is that
+    between the terms and the priors of the model with and without rows that pad its data.
+    """
     index = model.draw_index(rng_key, own_negatives)
     num_rows = len(index[model.rows])
-    # The stand-ins answer in turn, once, so each run takes new ones.
-    terms = lambda local: model.terms(program, index, model.zeros(program, index, 0.1))(local)
-    total, sampled = terms(jnp.zeros(num_rows) if model.local else None)
+    small = lambda shape: jnp.asarray(1e-3 * np.random.default_rng(0).normal(size=shape), float)
+    at = jnp.zeros(num_rows) if model.local else None
+    # the stand-ins of one program serve for several runs, in turn
+    values = {one: model.some_values(one, index, small) for one in (program, padded)}
+    terms = model.terms(program, index, values[program])
+    total, sampled = terms(at)
+    wide, _ = model.terms(padded, index, values[padded])(at)
+    own, other = (
+        jax.tree.leaves(model.priors(one, index, values[one])) for one in (program, padded)
+    )
+    gap_of_room = gap_of_numbers([wide, *other], [total, *own])
     finite = {
         model.observed[0]: jnp.isfinite(sampled).all(),
         model.local or model.observed[-1]: jnp.isfinite(total).all(),
     }
     if not model.local:
-        return finite, jnp.zeros(())
+        return finite, jnp.zeros(()), gap_of_room
     slope = lambda u: (
         jax.jvp(lambda u: terms(-jnp.log(u))[0], (u,), (jnp.ones(num_rows),))[1] - 1 / u
     )
-    each = jnp.stack([slope(jnp.full(num_rows, u)) for u in (0.3, 1.0, 2.5)])
-    return finite, jnp.max(jnp.ptp(each, axis=0) / (1 + jnp.abs(each[0])))
+    each = jax.lax.map(lambda u: slope(jnp.full(num_rows, u)), jnp.array([0.3, 1.0, 2.5]))
+    return finite, jnp.max(jnp.ptp(each, axis=0) / (1 + jnp.abs(each[0]))), gap_of_room

@@ -63,12 +63,13 @@ class LogExponential(NamedTuple):
         Args:
             local: the rate of each row.
             terms: the log joint at drawn weights.
-            at_means: the log joint at the mean weights.
+            at_means: the log joint at the mean weights; `terms` itself where nothing is drawn.
             step_size: from 0 to 1.
             rng_key: not used.
         """
-        target, _ = self.target(terms, len(local["rate"]))
-        _, floor = self.target(at_means, len(local["rate"]))
+        target, floor = self.target(terms, len(local["rate"]))
+        if at_means is not terms:
+            _, floor = self.target(at_means, len(local["rate"]))
         return {"rate": jnp.maximum((1 - step_size) * local["rate"] + step_size * target, floor)}
 
     def points(self, local: dict[str, Array], rng_key: Array | None) -> tuple[Array, Array]:

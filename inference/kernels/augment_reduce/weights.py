@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
+from inference.program.interpreting import interpreted
 from inference.program.program import Program
 from inference.reading.row_table import Index, ReducedModel, RowRequests
 
@@ -147,13 +148,16 @@ def _is_by_row(optimizer: Any, values: Any) -> list[bool]:
 
 def check_lazy(optimizer: Any) -> None:
     """Refuses an optimiser that still moves where the slope is zero."""
-    value = jnp.ones(2)
-    state = optimizer.init(value)
-    for slope in (jnp.ones(2), jnp.array([0.0, 1.0])):
-        moves, state = optimizer.update(slope, state, value)
-    if float(moves[0]) != 0:
+
+    def second_move(value: Array) -> Array:
+        _, state = optimizer.update(value, optimizer.init(value), value)
+        return optimizer.update(jnp.array([0.0, 1.0]), state, value)[0]
+
+    value = np.ones(2, jnp.result_type(float))
+    move = float(interpreted(second_move, value)(value)[0])
+    if move != 0:
         raise ValueError(
-            f"optimizer: it moves a row whose slope is 0 (by {float(moves[0]):.2g}), so it must "
+            f"optimizer: it moves a row whose slope is 0 (by {move:.2g}), so it must "
             "see all rows at every step. Wanted one without momentum and weight decay, such as "
             "optax.adagrad or optax.sgd."
         )
@@ -182,14 +186,13 @@ class RowLayout(NamedTuple):
             [leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(rows)], axis=1
         )
 
-    def unpack(self, packed: Array) -> Row:
+    def unpack(self, packed: Array | np.ndarray) -> Row:
         """Unpacks the rows of an array that `pack` made."""
         shapes, structure = jax.tree.flatten(self.row)
-        ends = np.cumsum([int(np.prod(one.shape)) for one in shapes])
-        pieces = jnp.split(packed, ends[:-1].tolist(), axis=1)
+        ends = np.cumsum([0, *(int(np.prod(one.shape)) for one in shapes)])
         leaves = [
-            piece.reshape(len(packed), *one.shape)
-            for piece, one in zip(pieces, shapes, strict=True)
+            packed[:, start:end].reshape(len(packed), *one.shape)
+            for one, start, end in zip(shapes, ends, ends[1:], strict=False)
         ]
         return jax.tree.unflatten(structure, leaves)
 
@@ -238,6 +241,7 @@ class Minibatch(NamedTuple):
     rows: tuple[Row, ...]  # the requested ones of each layout
     # standard normal, the same for requests of the same row; nothing where the weights are a point
     noise: dict[str, Array]
+    worth: Array | None = None  # importance weights of the classes; None: 1
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -259,7 +263,7 @@ class Minibatch(NamedTuple):
 
     def terms(self, parameters: dict[str, Any]) -> Callable[[Array | None], tuple[Array, Array]]:
         """The log joint of each row as a function of its local site."""
-        return self.model.terms(self.program, self.index, self.values(parameters))
+        return self.model.terms(self.program, self.index, self.values(parameters), self.worth)
 
     def log_prior(self, parameters: dict[str, Any]) -> Array:
         """The log prior of the weights plus the entropy of q, up to a constant.
@@ -272,7 +276,8 @@ class Minibatch(NamedTuple):
         for layout, row in zip(self.layouts, self.rows, strict=True):
             for name in layout.weighed:
                 requests = self.requests[name]
-                log_prob = jnp.asarray(jax.vmap(priors[name].log_prob)(sites[name]))
+                prior, scale = priors[name]
+                log_prob = scale * jnp.asarray(jax.vmap(prior.log_prob)(sites[name]))
                 since = (count - row.touched.astype(count.dtype)) & MAX_STEPS
                 steps = since.astype(float) / requests.multiplicity
                 each = log_prob.reshape(len(requests.ids), -1).sum(1)
@@ -304,7 +309,12 @@ class Minibatch(NamedTuple):
 
 
 def minibatch_of(
-    reading: Any, program: Program, index: Index, state: Any, rng_key: Array | None
+    reading: Any,
+    program: Program,
+    index: Index,
+    state: Any,
+    rng_key: Array | None,
+    worth: Array | None = None,
 ) -> Minibatch:
     """The rows of the weights that the model requests at these indices.
 
@@ -314,6 +324,7 @@ def minibatch_of(
         index: rows of the data and classes.
         state: a `ReduceState`.
         rng_key: for a draw of the weights; without it they are at their means.
+        worth: importance weights of the classes; None: 1.
     """
     model, layouts = reading.reduced, reading.layouts
     whole = {name: model.constrained(name, state.whole[name]["loc"]) for name in model.whole}
@@ -327,7 +338,7 @@ def minibatch_of(
         layout.unpack(requests[layout.sites[0]].gather(packed))
         for layout, packed in zip(layouts, state.tables, strict=True)
     )
-    batch = Minibatch(model, layouts, program, index, state, requests, rows, {})
+    batch = Minibatch(model, layouts, program, index, state, requests, rows, {}, worth)
     if rng_key is None:
         return batch
     noise, own = {}, batch.parameters

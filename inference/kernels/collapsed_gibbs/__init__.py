@@ -2,6 +2,5 @@
 
 Each sweep takes every row out of its group, and draws a new group by its complete conditional.
 
-    kernel   `CollapsedGibbs`, a NumPyro kernel and a block of NumPyro's Gibbs
-    sweep    one sweep over the rows, and the table of their groups
+    kernel   one sweep over the rows, and `CollapsedGibbs`, a block of NumPyro's Gibbs
 """

@@ -32,14 +32,17 @@ row factors of the component; its weight is the inverse in the acceptance ratio 
 Andrieu 2013).
 
 Cost: 2 x (`NUM_ROUNDS` + `NUM_FIELDS` + steps) sums over the entries; memory: a few numbers an
-entry.
+entry, and 2 x steps x (rows + columns) random numbers.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax, random
+import numpy as np
+from jax import Array, lax
+from jax.ops import segment_sum
 from jaxtyping import Float, Int
 from numpyro.distributions import LogNormal
 
@@ -55,11 +58,14 @@ __all__ = [
     "birth_or_death",
     "leading",
     "mean_field",
+    "num_random",
     "schedule",
+    "sums_over",
 ]
 
 NUM_ROUNDS = 10  # of power iterations
 NUM_FIELDS = 8  # of mean-field updates
+ENTRIES_PER_STEP = 1000  # of a walk, which has 10 to 100 steps
 NUM_SIGNS = 2  # of a random start; a birth draws one, a death takes that of its component
 TINY = 1e-30
 
@@ -71,44 +77,16 @@ class Component(NamedTuple):
     u: Any
     v: Any
 
-    def draw(self, rng_key: Array) -> "Component":
-        """Draws each part from its distribution."""
-        keys = random.split(rng_key, 3)
-        return Component(*(part.draw(key) for part, key in zip(self, keys, strict=True)))
-
 
 class EntrySums(NamedTuple):
-    """The entries of each item of one side, padded as in `crossed_sides`, for sums over them."""
+    """The entries of one side, for sums over those of each item."""
 
-    size: int
-    # items; and for each of their entries the item of the other side, weight x residual, weight
-    buckets: list[tuple[Array, ...]]
-
-    @classmethod
-    def of(
-        cls,
-        size: int,
-        items: tuple,
-        other: Int[Array, " entry"],
-        residual: Float[Array, " entry"],
-        weight: Float[Array, " entry"],
-    ) -> "EntrySums":
-        """Lays out the entries.
-
-        Args:
-            size: how many items the side has.
-            items: its items with their entries, by `pad_items`.
-            other: the item of the other side of each entry.
-            residual: of each entry.
-            weight: of each entry.
-        """
-        flat = lambda array: jnp.reshape(array, (-1, *array.shape[2:]))
-        columns = [
-            jnp.append(column, jnp.zeros_like(column[:1]))
-            for column in (other, weight * residual, weight)
-        ]
-        of_entries = lambda bucket: (column[flat(bucket.entries)] for column in columns)
-        return cls(size, [(flat(bucket.items), *of_entries(bucket)) for bucket in items])
+    size: int  # items of the side
+    # of each entry its item, the item of the other side, weight x residual, weight
+    item: Array
+    other: Array
+    product: Array
+    weight: Array
 
     def __call__(self, x: Float[Array, " other"], *squares: Array) -> tuple[Array, ...]:
         """For each item sum_e w r x, and sum_e w y for each y of `squares`.
@@ -116,24 +94,41 @@ class EntrySums(NamedTuple):
         Sums are over the entries of the item. x and y have a number for each item of the other
         side.
         """
-        found, zero = jnp.zeros((self.size, 1 + len(squares)), x.dtype), jnp.zeros((), x.dtype)
-        add = lambda left, right: tuple(map(jnp.add, left, right))
-        for items, other, product, weight in self.buckets:
-            terms = product * x[other], *(weight * square[other] for square in squares)
-            sums = lax.reduce(terms, (zero,) * len(terms), add, (1,))
-            found = found.at[items].set(jnp.stack(sums, axis=1), mode="drop")
-        return tuple(found.T)
+        terms = self.product * x[self.other], *(self.weight * y[self.other] for y in squares)
+        return tuple(segment_sum(jnp.stack(terms, axis=-1), self.item, self.size).T)
+
+
+def sums_over(
+    sizes: Sequence[int],
+    items: Sequence[Int[Array, " entry"]],
+    residual: Float[Array, " entry"],
+    weight: Float[Array, " entry"],
+) -> tuple[EntrySums, EntrySums]:
+    """Sums over the entries of each row, and over those of each column.
+
+    Args:
+        sizes: how many rows and how many columns there are.
+        items: the row of each entry, and the column.
+        residual: of each entry.
+        weight: of each entry.
+    """
+    product = weight * residual
+    (num_rows, num_columns), (row, column) = sizes, items
+    return (
+        EntrySums(num_rows, row, column, product, weight),
+        EntrySums(num_columns, column, row, product, weight),
+    )
 
 
 def leading(
-    rng_key: Array, prior: Component, sums: tuple[EntrySums, EntrySums]
+    start: Float[Array, " column"], prior: Component, sums: tuple[EntrySums, EntrySums]
 ) -> tuple[Array, Float[Array, " row"]]:
     """Amplitude and row factors of the leading singular pair of the residual.
 
-    They come from alternating ridge regressions with a random start.
+    They come from alternating ridge regressions.
 
     Args:
-        rng_key: a key.
+        start: column factors to start from; standard Normals.
         prior: distributions of the parts.
         sums: over the entries of the rows, and of the columns.
     """
@@ -149,7 +144,6 @@ def leading(
         v = stretched(product / (prior.v.q + s * s * square), lengths[1])
         return v @ product / (v * v @ square + TINY), u, v
 
-    start = random.normal(rng_key, prior.v.p.shape, prior.v.p.dtype)
     none = jnp.zeros_like(start[0]), jnp.zeros_like(prior.u.p)
     return lax.fori_loop(0, NUM_ROUNDS, turn, (*none, start))[:2]
 
@@ -174,7 +168,8 @@ def mean_field(
     """
     rows, columns = sums
 
-    def update(mean, variance):
+    def update(_, at):
+        mean, variance = at.u.p / at.u.q, 1 / at.u.q
         product, square, spread = columns(mean, mean * mean + variance, variance)
         q = prior.v.q + s * s * square
         v = (prior.v.p + s * product) / q
@@ -187,23 +182,23 @@ def mean_field(
         )
 
     unsure = 0.75  # variance of the row factors at the start, relative to that of the prior
-    start = update(jnp.sqrt(1 - unsure) * u, unsure / prior.u.q)
-    return lax.fori_loop(1, NUM_FIELDS, lambda _, at: update(at.u.p / at.u.q, 1 / at.u.q), start)
+    start = Tilted(jnp.sqrt(1 - unsure) * u * prior.u.q / unsure, prior.u.q / unsure)
+    return lax.fori_loop(0, NUM_FIELDS, update, MeanField(start, jnp.zeros_like(prior.v.p)))
 
 
 def anneal(
-    rng_key: Array,
+    noise: Float[Array, "step item"],
     s: Array,
     u: Float[Array, " row"],
     times: Float[Array, " step"],
     start: MeanField,
     prior: Component,
     sums: tuple[EntrySums, EntrySums],
-) -> tuple[Float[Array, " row"], Array]:
-    """Row factors after a walk along the path (2), and its log importance weight.
+) -> tuple[Float[Array, " row"], Array, tuple[Array, Array]]:
+    """Row factors after a walk along the path (2), its log importance weight, and their sums.
 
     Args:
-        rng_key: a key.
+        noise: standard Normals: in each step one for each row, then one for each column.
         s: amplitude.
         u: row factors at the start of the walk.
         times: of the steps, from 0 to 1 for a birth and back for a death.
@@ -215,108 +210,130 @@ def anneal(
     scale = lambda t: s * jnp.sqrt(t / (1 + (1 - t) * start.pull))
     # column factors given the sums over the row factors
     columns_at = lambda t, found: prior.v.times(scale(t) * found[0], scale(t) ** 2 * found[1])
+    # log p(u) - log q(u) is linear in u and its square
+    p, q = prior.u.p - start.u.p, prior.u.q - start.u.q
+    less = jnp.sum(prior.u.log_mass() - start.u.log_mass())
 
     def log_weight(u, found, now, then):
-        of_columns = columns_at(then, found).log_mass() - columns_at(now, found).log_mass()
-        of_rows = prior.u.log_prob(u) - start.u.log_prob(u)
-        return (then - now) * jnp.sum(of_rows) + jnp.sum(of_columns)
+        ends = jax.tree.map(
+            lambda *x: jnp.stack(x), columns_at(now, found), columns_at(then, found)
+        )
+        before, after = jnp.sum(ends.log_mass(), axis=1)
+        return (then - now) * (jnp.sum((p - q * u / 2) * u) - less) + after - before
 
     def step(at, given):
-        (u, total), (rng_key, now, then) = at, given
-        v_key, u_key = random.split(rng_key)
+        (u, total, _), (noise, now, then, is_last) = at, given
         found = columns(u, u * u)
-        x = scale(then) * columns_at(then, found).draw(v_key)
+        x = scale(then) * columns_at(then, found).at(noise[len(u) :])
         rows_given = prior.u.mixed(start.u, then).times(*rows(x, x * x))
         # a correlation of -0.7 between the row factors before and after
-        new = rows_given.overrelaxed(u_key, u, -0.7)
-        return (new, total + log_weight(u, found, now, then)), None
+        new = rows_given.overrelaxed(noise[: len(u)], u, -0.7)
+        total = total + log_weight(u, found, now, then)
+        return (jnp.where(is_last, u, new), total, found), None
 
-    keys = random.split(rng_key, len(times) - 2)
-    (u, total), _ = lax.scan(step, (u, jnp.zeros_like(s)), (keys, times[:-2], times[1:-1]))
-    return u, total + log_weight(u, columns(u, u * u), times[-2], times[-1])
+    number, none = len(noise), jnp.zeros_like(prior.v.p)
+    given = noise, times[:-1], times[1:], jnp.arange(number) == number - 1
+    (u, total, found), _ = lax.scan(step, (u, jnp.zeros_like(s), (none, none)), given)
+    return u, total, found
 
 
-def schedule(is_dying: Array, num_items: int, dtype: Any) -> Float[Array, " step"]:
-    """Times t of (2) of the steps: rising for a birth, falling for a death.
+def schedule(is_dying: Array, num_steps: int, dtype: Any) -> Float[Array, " time"]:
+    """Times t of (2) before and after each step: rising for a birth, falling for a death.
 
     Args:
         is_dying: whether it is a death.
-        num_items: rows and columns; there is a step for every 100 of them, 10 to 100 in all.
+        num_steps: how many steps there are.
         dtype: of the times.
     """
-    share = jnp.linspace(0, 1, min(max(num_items // 100, 10), 100) + 1, dtype=dtype)
+    share = jnp.linspace(0, 1, num_steps + 1, dtype=dtype)
     times = 1 - (1 - share) ** 1.5  # shorter steps at the end, where u leaves q
     return jnp.where(is_dying, times[::-1], times)
 
 
+def num_random(crossed: Crossed, program: Program) -> int:
+    """How many random numbers `birth_or_death` takes."""
+    num_rows, num_columns = (side.size for side in crossed.sides)
+    num_steps = min(max(crossed.num_entries(program) // ENTRIES_PER_STEP, 10), 100)
+    return 3 + num_rows + 2 * num_columns + num_steps * (num_rows + num_columns)
+
+
 def birth_or_death(
-    rng_key: Array,
+    uniform: Float[Array, " number"],
+    noise: Float[Array, " number"],
     crossed: Crossed,
     components: Components,
     program: Program,
     values: dict[str, Any],
     entries: tuple[Array, Array, Array],
-    items: Any,
+    priors: list[tuple[Array, Array]],
 ) -> tuple[dict[str, Any], Array]:
     """Proposes the birth or death of a component chosen at random.
 
+    The parts of components that are switched off are integrated out: those of a dead one stay what
+    they were. The caller draws them from their priors before anything depends on them.
+
     Args:
-        rng_key: a key.
+        uniform: `num_random` numbers between 0 and 1.
+        noise: as many standard Normals, the quantiles at these.
         crossed: the structure.
         components: its components.
         program: the model with its data.
         values: the values of all sites.
         entries: responses, their weights, and the predictor.
-        items: the items of either side with their entries, by `pad_items`.
+        priors: by `crossed.priors` at the values.
 
     Returns:
         All values after the proposal was accepted or refused, and the predictor at them.
     """
-    keys, (response, weight, eta) = random.split(rng_key, 5), entries
-    k = random.randint(keys[0], (), 0, len(values[components.switch]))
-    old, prior, odds = _component(crossed, components, program, values, k)
+    sizes, (response, weight, eta) = [side.size for side in crossed.sides], entries
+    which, accepted, stretch = *uniform[:2], noise[2]
+    ends = np.cumsum([3, sizes[1], sizes[1], sizes[0]])
+    _, start, v_noise, u_noise, walk = jnp.split(noise, ends)
+    k = (which * len(values[components.switch])).astype(jnp.int32)
+    old, prior, odds = _component(crossed, components, program, values, k, priors)
     index = [jnp.asarray(program.arguments[side.index]) for side in crossed.sides]
     part = lambda one: jnp.where(
         one.is_on, one.parts.s * one.parts.u[index[0]] * one.parts.v[index[1]], 0
     )
-    residual = response - eta + part(old)
-    of_side = lambda i: EntrySums.of(
-        crossed.sides[i].size, items[i], index[1 - i], residual, weight
-    )
-    sums = of_side(0), of_side(1)
-    s, u, log_ratio = _propose(keys[1], old, prior, odds, sums)
-    is_taken = jnp.log(random.uniform(keys[2], (), s.dtype)) < log_ratio
-
-    product, square = sums[1](u, u * u)
-    alive = Component(s, u, prior.v.times(s * product, s * s * square).draw(keys[3]))
-    choose = lambda which: lambda one, other: jnp.where(which, one, other)
-    new = jax.tree.map(choose(old.is_on), prior.draw(keys[4]), alive)
-    new = jax.tree.map(choose(is_taken), _Slot(~old.is_on, new), old)
+    sums = sums_over(sizes, index, response - eta + part(old), weight)
+    normals = start, u_noise, walk.reshape(-1, sum(sizes))
+    s, u, log_ratio, (product, square) = _propose(normals, old, prior, odds, sums, stretch)
+    is_taken = jnp.log(accepted) < log_ratio
+    born = Component(s, u, prior.v.times(s * product, s * s * square).at(v_noise))
+    is_born = is_taken & ~old.is_on
+    parts = jax.tree.map(lambda new, kept: jnp.where(is_born, new, kept), born, old.parts)
+    new = _Slot(old.is_on ^ is_taken, parts)
     return new.put(components, values, k), eta - part(old) + part(new)
 
 
 def _propose(
-    rng_key: Array, old: "_Slot", prior: Component, odds: Array, sums: tuple[EntrySums, EntrySums]
-) -> tuple[Array, Array, Array]:
-    """The proposal of a birth or a death: amplitude, row factors, and log acceptance ratio.
+    noise: tuple[Float[Array, " column"], Float[Array, " row"], Float[Array, "step item"]],
+    old: "_Slot",
+    prior: Component,
+    odds: Array,
+    sums: tuple[EntrySums, EntrySums],
+    stretch: Array,
+) -> tuple[Array, Array, Array, tuple[Array, Array]]:
+    """The proposal of a birth or a death: amplitude, row factors, log acceptance ratio, their sums.
 
     The mean field is computed without the component, whether that is switched on or not. So a birth
     and a death are the reverse of each other.
     """
-    keys = random.split(rng_key, 4)
-    size, start = leading(keys[0], prior, sums)
-    start = jnp.where(old.is_on & (old.parts.u @ start < 0), -start, start)
+    start, u_noise, walk = noise
+    size, at = leading(start, prior, sums)
+    at = jnp.where(old.is_on & (old.parts.u @ at < 0), -at, at)
     # centred a little above the amplitude of the leading pair
-    amplitude = LogNormal(jnp.log(1.1 * size), 0.25)
-    s = jnp.where(old.is_on, old.parts.s, amplitude.sample(keys[1]))
-    field = mean_field(s, start, prior, sums)
-    u = jnp.where(old.is_on, old.parts.u, field.u.draw(keys[2]))
-    times = schedule(old.is_on, len(prior.u.p) + len(prior.v.p), s.dtype)
-    u, gain = anneal(keys[3], s, u, times, field, prior, sums)
+    centre, width = jnp.log(1.1 * size), 0.25
+    amplitude = LogNormal(centre, width)
+    s = jnp.where(old.is_on, old.parts.s, jnp.exp(centre + width * stretch))
+    field = mean_field(s, at, prior, sums)
+    u = jnp.where(old.is_on, old.parts.u, field.u.at(u_noise))
+    times = schedule(old.is_on, len(walk), s.dtype)
+    u, gain, found = anneal(walk, s, u, times, field, prior, sums)
     log_odds = odds + jnp.log(NUM_SIGNS) + prior.s.log_prob(s) - amplitude.log_prob(s)
     # a birth that no death could reverse is refused
-    birth = jnp.where(u @ start > 0, gain + log_odds, -jnp.inf)
-    return s, u, jnp.where(old.is_on, gain - log_odds, birth)
+    birth = jnp.where(u @ at > 0, gain + log_odds, -jnp.inf)
+    return s, u, jnp.where(old.is_on, gain - log_odds, birth), found
 
 
 class _Slot(NamedTuple):
@@ -337,18 +354,24 @@ class _Slot(NamedTuple):
 
 
 def _component(
-    crossed: Crossed, components: Components, program: Program, values: dict[str, Any], k: Array
+    crossed: Crossed,
+    components: Components,
+    program: Program,
+    values: dict[str, Any],
+    k: Array,
+    priors: list[tuple[Array, Array]],
 ) -> tuple[_Slot, Component, Array]:
     """Component k, the priors of its parts, and the prior log odds that it is switched on."""
     switch, amplitude, factors = components
-    (slope, fall), (start, _) = crossed.prior(program, values), crossed.global_values(values)
     low = lower_bound(program, components)
-    bound = None if low == -jnp.inf else jnp.asarray(low, start.dtype)
-    priors = [Tilted(slope[k] + fall[k] * start[k], fall[k], bound)]
-    for side in crossed.sides:
-        place = crossed.factor_columns(program, side).start + k
-        (slope, fall), start = crossed.prior(program, values, side), crossed.flat(values, side)
-        priors.append(Tilted(slope[:, place] + fall[:, place] * start[:, place], fall[:, place]))
     here = Component(values[amplitude][k], *(values[name][:, k] for name in factors))
+    columns = [k, *(crossed.factor_columns(program, side).start + k for side in crossed.sides)]
+    bounds = [None if low == -jnp.inf else jnp.asarray(low, here.s.dtype), None, None]
+    parts = []
+    for x, column, low, (slope, fall) in zip(
+        here, columns, bounds, [priors[2], *priors[:2]], strict=True
+    ):
+        own = slope[..., column], fall[..., column]
+        parts.append(Tilted(own[0] + own[1] * x, own[1], low))
     odds = crossed.log_odds(program, values, switch, k)
-    return _Slot(values[switch][k] > 0, here), Component(*priors), odds
+    return _Slot(values[switch][k] > 0, here), Component(*parts), odds

@@ -23,34 +23,38 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
-from jax.scipy.special import log_ndtr
+from jax.scipy.special import log_ndtr, logit
 from jaxtyping import Float
 
 from inference.distributions.truncated_normal import TruncatedNormal
 from inference.program.program import Program
 from inference.reading.crossed import Components, Crossed
 
-__all__ = ["Tilted", "lower_bound", "rescaled", "shifted", "switched"]
+__all__ = ["Tilted", "lower_bound", "rescaled", "shifted", "switched", "uniforms"]
 
 
 def switched(
-    rng_key: Array,
+    uniform: Float[Array, "column two"],
     crossed: Crossed,
     program: Program,
     values: dict[str, Any],
+    prior: tuple[Array, Array],
     sums: tuple[Float[Array, "column column"], Float[Array, " column"]],
+    switches: Array | bool = True,
 ) -> dict[str, Array]:
     """Draws every switch with its amplitude, and every shared site, in turn.
 
     Args:
-        rng_key: a key.
+        uniform: numbers between 0 and 1 at random.
         crossed: the structure.
         program: the model with its data.
         values: the values of all sites.
+        prior: slope and fall of amplitudes and shared sites, by `crossed.priors`.
         sums: over the entries, of w slopes slopes' and of w slopes residual.
+        switches: whether switches are drawn; they stay otherwise, and the sums of components that
+            are switched off are not used.
     """
-    (gram, linear), (start, place) = sums, crossed.global_values(values)
-    slope, fall = crossed.prior(program, values)
+    (gram, linear), (start, place), (slope, fall) = sums, crossed.global_values(values), prior
     name = crossed.components.switch if crossed.components else ""
     switch = values[name] if name else jnp.zeros(0)
     width, low = len(switch), lower_bound(program, crossed.components)
@@ -58,17 +62,19 @@ def switched(
 
     def draw_one(k, drawn):
         x, on = drawn
-        switch_key, value_key = random.split(random.fold_in(rng_key, k))
         prior = Tilted(slope[k] + fall[k] * start[k], fall[k], jnp.where(k < width, low, -jnp.inf))
         given = prior.times(linear[k] - gram[k] @ (x * on) + gram[k, k] * x[k] * on[k], gram[k, k])
         is_on = jnp.ones((), bool)
         if name:
             at = {**values, name: on[:width].astype(switch.dtype)}
             odds = crossed.log_odds(program, at, name, jnp.minimum(k, width - 1))
-            odds = odds + given.log_mass() - prior.log_mass()
-            is_on = (k >= width) | (random.logistic(switch_key, dtype=x.dtype) < odds)
+            both = jax.tree.map(lambda *each: jnp.stack(each), prior, given)
+            before, after = both.log_mass()
+            odds = odds + after - before
+            is_on = logit(uniform[k, 0]) < odds
+            is_on = (k >= width) | jnp.where(switches, is_on, on[k] > 0)
         chosen = jax.tree.map(lambda new, old: jnp.where(is_on, new, old), given, prior)
-        return x.at[k].set(chosen.draw(value_key)), on.at[k].set(is_on.astype(x.dtype))
+        return x.at[k].set(chosen.icdf(uniform[k, 1])), on.at[k].set(is_on.astype(x.dtype))
 
     on = jnp.ones_like(start).at[:width].set(switch)
     x, on = lax.fori_loop(0, len(start), draw_one, (start, on))
@@ -92,17 +98,20 @@ class Tilted(NamedTuple):
         """Log density of each element."""
         return self.p * x - self.q * x * x / 2 - self.log_mass() - jnp.log(2 * jnp.pi) / 2
 
-    def draw(self, rng_key: Array) -> Array:
-        """A draw of each element."""
-        loc, scale = self.p / self.q, 1 / jnp.sqrt(self.q)
-        if self.low is None:
-            return loc + scale * random.normal(rng_key, loc.shape, loc.dtype)
-        low = jnp.broadcast_to(self.low, loc.shape).astype(loc.dtype)
-        return TruncatedNormal(loc, scale, low, jnp.full_like(low, jnp.inf)).sample(rng_key)
+    def at(self, noise: Array) -> Array:
+        """The elements at standard Normals; only without `low`."""
+        return self.p / self.q + noise / jnp.sqrt(self.q)
 
-    def overrelaxed(self, rng_key: Array, x: Array, correlation: float) -> Array:
+    def icdf(self, uniform: Array) -> Array:
+        """The elements at numbers between 0 and 1, by the inverse of the distribution function."""
+        loc, scale = self.p / self.q, 1 / jnp.sqrt(self.q)
+        low = jnp.broadcast_to(-jnp.inf if self.low is None else self.low, loc.shape)
+        high = jnp.full(loc.shape, jnp.inf, loc.dtype)
+        return TruncatedNormal(loc, scale, low.astype(loc.dtype), high).icdf(uniform)
+
+    def overrelaxed(self, noise: Array, x: Array, correlation: float) -> Array:
         """A draw that has this correlation with an earlier draw x; only without `low`."""
-        mean, noise = self.p / self.q, random.normal(rng_key, x.shape, x.dtype)
+        mean = self.p / self.q
         return mean + correlation * (x - mean) + jnp.sqrt((1 - correlation**2) / self.q) * noise
 
     def times(self, p: Array, q: Array) -> "Tilted":
@@ -115,8 +124,15 @@ class Tilted(NamedTuple):
         return self._replace(p=mix(self.p, other.p), q=mix(self.q, other.q))
 
 
+def uniforms(rng_key: Array, size: int, dtype: Any) -> tuple[Array, Array]:
+    """Numbers between 0 and 1 at random, never 0 or 1; and the standard Normals at them."""
+    uniform = random.uniform(rng_key, (size,), dtype, jnp.finfo(dtype).eps / 2)
+    return uniform, jnp.sqrt(2.0).astype(dtype) * lax.erf_inv(2 * uniform - 1)
+
+
 def rescaled(
-    rng_key: Array,
+    noise: Float[Array, "side component"],
+    uniform: Float[Array, "side component"],
     crossed: Crossed,
     components: Components,
     program: Program,
@@ -124,33 +140,48 @@ def rescaled(
 ) -> dict[str, Any]:
     """Moves scale between the factors and the amplitude of every component, by Metropolis."""
     _, amplitude, factors = components
-    for name, side in zip(factors, crossed.sides, strict=True):
-        rng_key, step_key, accept_key = random.split(rng_key, 3)
-        s = values[amplitude]
+    names, sizes = (*factors, amplitude), jnp.array([side.size for side in crossed.sides])
+
+    def move(values, given):
+        noise, uniform, size, powers = given
         # about the width of the conditional of the logarithm
-        log_c = 1.7 / jnp.sqrt(side.size) * random.normal(step_key, s.shape, s.dtype)
-        new = {name: values[name] * jnp.exp(log_c), amplitude: s * jnp.exp(-log_c)}
-        old, then = (_log_priors(program, at, tuple(new)) for at in (values, {**values, **new}))
-        log_ratio = then - old + (side.size - 1) * log_c
-        is_taken = jnp.log(random.uniform(accept_key, s.shape, s.dtype)) < log_ratio
-        taken = {each: jnp.where(is_taken, new[each], values[each]) for each in new}
-        values = {**values, **taken}
-    return values
+        log_c = 1.7 / jnp.sqrt(size) * noise.astype(values[amplitude].dtype)
+        moved_by = lambda log_c: {
+            name: values[name] * jnp.exp(power * log_c)
+            for name, power in zip(names, powers, strict=True)
+        }
+        log_prior = lambda log_c: _log_priors(program, {**values, **moved_by(log_c)}, names)
+        old, then = lax.map(log_prior, jnp.stack([jnp.zeros_like(log_c), log_c]))
+        moved = moved_by(log_c)
+        log_ratio = then - old + (size - 1) * log_c
+        is_taken = jnp.log(uniform) < log_ratio
+        taken = {name: jnp.where(is_taken, moved[name], values[name]) for name in names}
+        return {**values, **taken}, None
+
+    # the factors of a side times c, the amplitude divided by it
+    powers = jnp.array([[1.0, 0.0, -1.0], [0.0, 1.0, -1.0]])
+    return lax.scan(move, values, (noise, uniform, sizes, powers))[0]
 
 
 def shifted(
-    rng_key: Array, crossed: Crossed, program: Program, values: dict[str, Any]
+    noise: Float[Array, " intercept"], crossed: Crossed, program: Program, values: dict[str, Any]
 ) -> dict[str, Any]:
     """Draws how each intercept is split between its shared site and the items of a side.
 
     The predictor does not change, so the split depends on the priors alone.
     """
-    for i, intercept in enumerate(crossed.intercepts):
-        slope, fall = crossed.line(program, values, intercept)
-        noise = random.normal(random.fold_in(rng_key, i), (), fall.dtype)
+    if not crossed.intercepts:
+        return values
+
+    def move(values, given):
+        noise, direction = given
+        slope, fall = crossed.along(program, values, direction)
         step = slope / fall + noise / jnp.sqrt(fall)
-        values = crossed.shifted(program, values, intercept, step)
-    return values
+        return {**values, **{k: values[k] + step * each for k, each in direction.items()}}, None
+
+    directions = [crossed.direction(program, each) for each in crossed.intercepts]
+    both = jax.tree.map(lambda *each: jnp.stack(each), *directions)
+    return lax.scan(move, values, (noise, both))[0]
 
 
 def _log_priors(program: Program, values: dict[str, Any], names: tuple[str, ...]) -> Array:

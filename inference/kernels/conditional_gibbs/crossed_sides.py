@@ -12,63 +12,86 @@ where slope is the gradient of the log prior at the present values, and fall is 
 any vectors a and b of an item, a' gram b is the sum of (a' x) (b' x) over its entries. The slopes
 of amplitudes, which are the table times the item's factors, and the residuals after the step are
 such linear functions of x. So the gram also gives the sums over the entries that components and
-shared sites need.
+shared sites need. By (1) a column of scale 0, and an item without entries, keeps its prior.
 
-Items are sorted by their number of entries, padded to few lengths, and processed in chunks, so that
-memory stays small. Cost: 1.2 x entries x columns^2 + items x columns^3; memory: `CHUNK` numbers.
+Items are sorted by their number of entries, and drawn a block at a time. The entries of a block are
+in layers, each with a few entries of every item of the block, and the grams are sums over the
+layers. So all items share one program, and its shapes hardly depend on which entries are observed.
+Cost: 1.3 x entries x columns^2 + items x columns^3, where columns are those in use, rounded up to a
+power of two; memory: `CHUNK` numbers.
 """
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax, random
+from jax import Array, lax
 from jax.lax.linalg import cholesky, triangular_solve
 from jaxtyping import Float, Int
 
-__all__ = ["Entries", "PaddedItems", "grams", "pad_items", "steps"]
+__all__ = ["Entries", "PaddedItems", "grams", "pad_items", "rounded_up", "steps", "steps_in_use"]
 
-CHUNK = 2**18  # numbers of the padded table that are in memory at once
+CHUNK = 2**18  # numbers of the grams, or of the padded table, that are in memory at once
+MOST_ITEMS = 128  # of a block
+MOST_LAYERS = 256  # whose number is rounded up to a power of two
 
 
 class PaddedItems(NamedTuple):
-    """Items with similar numbers of entries; the number after the last one is padding."""
+    """The items of a side with their entries; the number after the last one is padding."""
 
-    items: Any  # [chunk, item]
-    entries: Any  # [chunk, item, entry]
+    items: Any  # [block, item], the items with the most entries first
+    place: Any  # of each item in `items`, flattened
+    num_blocks: Any  # blocks whose items have entries
+    ends: Any  # [1 + block]: the layers of a block begin at its end of the block before
+    block: Any  # [layer]: the block; the number after the last one is padding
+    entries: Any  # [layer, item, entry]
 
 
-def pad_items(
-    index: np.ndarray, num_items: int, num_columns: int, shortest: int = 8, growth: float = 1.4
-) -> tuple[PaddedItems, ...]:
-    """The items of a side with their entries, padded to few lengths.
+def pad_items(index: np.ndarray, num_items: int, num_columns: int) -> PaddedItems:
+    """The items of a side with their entries.
 
     Args:
         index: the item of each entry, 0 .. num_items - 1.
         num_items: how many the side has.
         num_columns: of the table.
-        shortest: the shortest length.
-        growth: factor from one length to the next.
     """
     order = np.argsort(index, kind="stable").astype(np.int32)
-    counts = np.bincount(index, minlength=num_items)
-    first, longest = np.append(np.cumsum(counts) - counts, 0), int(counts.max())
-    lengths = [min(shortest, longest)]
-    while lengths[-1] < longest:
-        lengths.append(min(int(lengths[-1] * growth), longest))
-    which, counts = np.searchsorted(lengths, counts), np.append(counts, 0)
-    found = []
-    for i in np.unique(which):
-        items, length = np.flatnonzero(which == i), lengths[i]
-        num_chunks = -(-len(items) // max(CHUNK // (length * num_columns), 1))
-        size = -(-len(items) // num_chunks)
-        padding = np.full(num_chunks * size - len(items), num_items)
-        items = np.append(items, padding).astype(np.int32).reshape(num_chunks, size)
-        place = np.minimum(first[items][..., None] + np.arange(length), len(order) - 1)
-        is_entry = np.arange(length) < counts[items][..., None]
-        entries = np.where(is_entry, order[place], len(order)).astype(np.int32)
-        found.append(PaddedItems(items, entries))
-    return tuple(found)
+    counts = np.append(np.bincount(index, minlength=num_items), 0)
+    first = np.cumsum(counts) - counts
+    # entries of an item in a layer: a quarter of the mean number
+    width = max(4, 2 ** int(np.log2(max(len(index) / num_items / 4, 1))))
+    most = min(MOST_ITEMS, max(CHUNK // (num_columns * max(num_columns, width)), 1))
+    num_blocks = -(-num_items // most)
+    size = -(-num_items // num_blocks)
+    items = np.full(num_blocks * size, num_items)
+    items[:num_items] = np.argsort(-counts[:-1], kind="stable")
+    place, items = np.argsort(items)[:num_items], items.reshape(num_blocks, size)
+    layers = -(-counts[items].max(axis=1) // width)
+    ends = np.append(0, np.cumsum(layers))
+    block = np.repeat(np.arange(num_blocks), layers)
+    turn = np.arange(len(block)) - ends[block]
+    at = turn[:, None, None] * width + np.arange(width)
+    own = items[block][..., None]
+    entries = order[np.minimum(first[own] + at, len(order) - 1)]
+    entries = np.where(at < counts[own], entries, len(order))
+    few = 2 ** int(np.ceil(np.log2(max(len(block), 4))))
+    more = (few if few <= MOST_LAYERS else rounded_up(len(block))) - len(block)
+    found = PaddedItems(
+        items,
+        place,
+        np.count_nonzero(layers),
+        ends,
+        np.pad(block, (0, more), constant_values=num_blocks),
+        np.pad(entries, ((0, more), (0, 0), (0, 0)), constant_values=len(order)),
+    )
+    return jax.device_put(PaddedItems(*(np.asarray(each, np.int32) for each in found)))
+
+
+def rounded_up(size: int) -> int:
+    """The next of the sizes 1, ..., 8, 10, 12, 14, 16, 20, ...: four from one power of two on."""
+    step = 2 ** max(int(np.ceil(np.log2(size))) - 3, 0)
+    return -(-size // step) * step
 
 
 class Entries(NamedTuple):
@@ -101,24 +124,24 @@ class Entries(NamedTuple):
 
 
 def grams(entries: Entries, which: Int[Array, "item entry"]) -> Float[Array, "item number number"]:
-    """The gram of each item, from its entries."""
+    """The gram of some entries of each item."""
     rows = entries.table[entries.other[which]] * entries.root[which][..., None]
     rows = jnp.concatenate([rows, entries.own[which]], axis=-1)
     return jnp.einsum("nea,neb->nab", rows, rows)
 
 
 def steps(
-    rng_key: Array,
+    noise: Float[Array, "item column"],
     entries: Entries,
     start: Float[Array, "item column"],
     prior: tuple[Array, Array],
     scale: Float[Array, " column"],
-    items: tuple[PaddedItems, ...],
+    items: PaddedItems,
 ) -> tuple[Float[Array, "item column"], tuple[Array, Array]]:
     """A draw of the step of every item, and sums over the entries after it.
 
     Args:
-        rng_key: a key.
+        noise: standard Normals.
         entries: their vectors x.
         start: the present values of the items' sites.
         prior: slope and fall of (1) at `start`, [item, column].
@@ -131,29 +154,73 @@ def steps(
     """
     (slope, fall), num_columns, num_shared = prior, start.shape[1], entries.own.shape[1] - 1
     keep = np.delete(np.arange(num_columns + 1 + num_shared), num_columns)
-    drawn, zeros = jnp.zeros_like(start), jnp.zeros((len(keep) + 1,) * 2, start.dtype)
-    sums = zeros, zeros[0]
+    none = jnp.zeros((len(keep) + 1,) * 2, start.dtype)
+    no_grams = jnp.zeros((items.items.shape[1], *none.shape), start.dtype)
     of_shared = lambda value, like: jnp.full((len(like), num_shared), value, like.dtype)
-    for i, bucket in enumerate(items):
+    add = lambda layer, gram: gram + grams(entries, items.entries[layer])
 
-        def draw(sums, chunk):
-            key, items, which = chunk
-            at, gram = jnp.minimum(items, len(start) - 1), grams(entries, which)
-            step = _step(key, gram, slope[at], fall[at], scale)
-            zero = jnp.zeros_like(step[:, :1])
-            y = jnp.concatenate([start[at] + step, zero, of_shared(1, step)], axis=1)
-            r = jnp.concatenate([-scale * step, zero + 1, of_shared(0, step)], axis=1)
-            square = jnp.sum(y[:, :, None] * gram * y[:, None, :], axis=0)
-            linear = jnp.sum(y * jnp.einsum("nab,nb->na", gram, r), axis=0)
-            return (sums[0] + square, sums[1] + linear), step
+    def draw(block, found):
+        drawn, square, linear = found
+        own = items.items[block]
+        at = jnp.minimum(own, len(start) - 1)
+        gram = lax.fori_loop(items.ends[block], items.ends[block + 1], add, no_grams)
+        step = _step(noise[at], gram, slope[at], fall[at], scale)
+        zero = jnp.zeros_like(step[:, :1])
+        y = jnp.concatenate([start[at] + step, zero, of_shared(1, step)], axis=1)
+        r = jnp.concatenate([-scale * step, zero + 1, of_shared(0, step)], axis=1)
+        square += jnp.sum(y[:, :, None] * gram * y[:, None, :], axis=0)
+        linear += jnp.sum(y * jnp.einsum("nab,nb->na", gram, r), axis=0)
+        return drawn.at[own].set(step, mode="drop"), square, linear
 
-        keys = random.split(random.fold_in(rng_key, i), len(bucket.items))
-        sums, found = lax.scan(draw, sums, (keys, bucket.items, bucket.entries))
-        drawn = drawn.at[bucket.items.reshape(-1)].set(found.reshape(-1, num_columns), mode="drop")
-    return drawn, (sums[0][keep][:, keep], sums[1][keep])
+    drawn, square, linear = lax.fori_loop(
+        0, items.num_blocks, draw, (_free_steps(noise, prior), none, none[0])
+    )
+    return drawn, (square[keep][:, keep], linear[keep])
 
 
-def _step(rng_key: Array, gram: Array, slope: Array, fall: Array, scale: Array) -> Array:
+def _free_steps(noise: Array, prior: tuple[Array, Array]) -> Array:
+    """A draw of the steps from the prior."""
+    slope, fall = prior
+    return slope / fall + noise / jnp.sqrt(fall)
+
+
+def steps_in_use(
+    noise: Array,
+    entries: Entries,
+    start: Array,
+    prior: tuple[Array, Array],
+    scale: Array,
+    items: PaddedItems,
+    is_whole: Array | bool,
+) -> tuple[Array, tuple[Array, Array]]:
+    """`steps` by the columns whose scale is not 0; the others are drawn from their prior.
+
+    The sums are 0 where they have a column that is not in use, unless `is_whole`.
+    """
+    width, num_shared = len(scale), entries.own.shape[1] - 1
+    in_use = jnp.argsort(scale == 0, stable=True)
+
+    def of_size(size):
+        columns = in_use[:size]
+        at = lambda array: array[..., columns]
+        some = entries._replace(table=at(entries.table))
+        step, (square, linear) = steps(
+            at(noise), some, at(start), tuple(map(at, prior)), at(scale), items
+        )
+        both = jnp.append(columns, width + jnp.arange(num_shared))
+        none = jnp.zeros((width + num_shared,) * 2, square.dtype)
+        drawn = _free_steps(noise, prior).at[:, columns].set(step)
+        sums = none.at[both[:, None], both].set(square), none[0].at[both].set(linear)
+        return drawn, sums
+
+    sizes = [2**i for i in range(3, 10) if 2 ** (i + 1) <= width]
+    place = jnp.sum(jnp.count_nonzero(scale) > jnp.array(sizes, int))
+    branches = [lambda size=size: of_size(size) for size in sizes]
+    whole = lambda: steps(noise, entries, start, prior, scale, items)
+    return lax.switch(jnp.where(is_whole, len(sizes), place), [*branches, whole])
+
+
+def _step(noise: Array, gram: Array, slope: Array, fall: Array, scale: Array) -> Array:
     """A draw from the Normal of (1).
 
     With L L' = precision, the Cholesky factor of [[precision, linear], [linear', corner]] has
@@ -166,7 +233,7 @@ def _step(rng_key: Array, gram: Array, slope: Array, fall: Array, scale: Array) 
     own = own.at[:, width, :width].add(slope)
     scaled = both[:, None] * gram[:, : width + 1, : width + 1] * both
     root = cholesky(scaled + own, symmetrize_input=False)
-    half = root[:, width, :width] + random.normal(rng_key, slope.shape, slope.dtype)
+    half = root[:, width, :width] + noise
     return triangular_solve(
         root[:, :width, :width], half[..., None], left_side=True, lower=True, transpose_a=True
     )[..., 0]

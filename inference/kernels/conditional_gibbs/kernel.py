@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax, random
 from numpyro.util import is_prng_key
 
@@ -41,10 +42,11 @@ from inference.kernels.conditional_gibbs.crossed import CrossedRoute
 from inference.kernels.conditional_gibbs.mixture import MixtureRoute
 from inference.kernels.conditional_gibbs.mixture_predict import AssignmentDraws
 from inference.kernels.conditional_gibbs.route import Route
-from inference.program.compiling import compiled, is_traced, once
+from inference.program.compiling import compiled, is_traced
+from inference.program.interpreting import interpreted, split
 from inference.program.program import Program
 from inference.program.sites import StructureError, check_setting
-from inference.reading.conditional import draw, identify_among, settings_of
+from inference.reading.conditional import draw_together, identify_all, settings_of
 from inference.reading.crossed import hold, read_crossed
 from inference.run.protocol import GibbsBlock, Reading
 
@@ -76,7 +78,8 @@ class ConditionalReading(Reading):
     """How the sites of a model are drawn."""
 
     route: Route  # draws some sites jointly
-    families: dict[str, Any]  # the family of each other site
+    # the families of the other sites; sites of one key are drawn together
+    families: dict[tuple[str, ...], Any]
 
     @property
     def attributes(self) -> dict[str, str]:
@@ -135,16 +138,17 @@ class ConditionalGibbs(GibbsBlock):
             ]
             return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
         program, others = self._program(model_args, model_kwargs)
-        start_key, chain_key = random.split(rng_key)
+        start_key, chain_key = split(rng_key, 2)
         owned = [name for name in program.latent if name not in others]
         given = _checked(program, owned, init_params or {})
-        start = once(program.draw_initial, start_key)(start_key) | given | others
-        route = self._bind(program, owned, lambda: self._read(program, owned, start)).route
+        start = interpreted(program.draw_initial, start_key)(start_key) | given | others
+        read = lambda: self._read(program, owned, start)
+        route = self._bind(program, owned, read, start).route
         start = start | route.start(start_key) | given
         values = {name: jnp.asarray(start[name]) for name in owned}
-        zero = jnp.zeros((), jnp.result_type(float))
+        zero = jnp.asarray(np.zeros((), jnp.result_type(float)))
         recorded = route.recorded(values, lambda _: zero)
-        return ConditionalState(values, zero, jnp.zeros((), jnp.int32), chain_key, *recorded)
+        return ConditionalState(values, zero, jnp.asarray(np.int32(0)), chain_key, *recorded)
 
     def _read(
         self, program: Program, owned: list[str], values: dict[str, Array]
@@ -153,7 +157,7 @@ class ConditionalGibbs(GibbsBlock):
         for reader in preferred:
             try:
                 return reader(program, owned, values, self.num_births)
-            except (TypeError, ValueError):  # also of a model that does not run on some rows
+            except StructureError:
                 continue
         return last(program, owned, values, self.num_births)
 
@@ -172,8 +176,9 @@ class ConditionalGibbs(GibbsBlock):
         rng_key, joint_key, *keys = random.split(state.rng_key, 2 + len(families))
         data = route.data(program) if data is None else data
         values, residuals, conditioned = route.draw(joint_key, program, state.values | others, data)
-        for key, (name, family) in zip(keys, families.items(), strict=True):
-            values[name], residual = draw(key, conditioned, name, values, family)
+        for key, (names, family) in zip(keys, families.items(), strict=True):
+            drawn, residual = draw_together(key, conditioned, names, values, family)
+            values |= drawn
             residuals.append(residual)
         found = jnp.stack(residuals).astype(state.residual.dtype)
         place = 1 + jnp.arange(len(residuals), dtype=jnp.int32)
@@ -186,9 +191,15 @@ class ConditionalGibbs(GibbsBlock):
             *route.recorded(values, program.log_joint),
         )
 
-    def postprocess_fn(self, model_args, model_kwargs) -> Callable:
-        """A function that adds deterministic sites, where a draw has all latent ones."""
+    def postprocess_fn(self, model_args, model_kwargs, data: Any = None) -> Callable:
+        """A function that adds deterministic sites, where a draw has all latent ones.
+
+        Args:
+            model_args, model_kwargs: the model's arguments.
+            data: as for `sample`.
+        """
         program, others = self._program(model_args, model_kwargs)
+        program = self.reading.route.seen(program, data)
         if others or not program.deterministic:
             return lambda values: values
         return lambda values: values | program.deterministics(values)
@@ -201,7 +212,8 @@ class ConditionalGibbs(GibbsBlock):
         """
         if failed := int(state.failed):
             families = self.reading.families.items()
-            alone = [(f"site {name!r}", family.name) for name, family in families]
+            named = lambda names: f"site {' or '.join(map(repr, names))}"
+            alone = [(named(names), family.name) for names, family in families]
             what, family = [*self.reading.route.drawn, *alone][failed - 1]
             raise StructureError(
                 f"{what}: its complete conditional is not the {family} that it was at the start, "
@@ -259,7 +271,8 @@ def _read_crossed(
     _refuse_elsewhere("crossed predictor", crossed.sites, owned)
     route = CrossedRoute(crossed, program, num_births)
     others = [name for name in owned if name not in crossed.sites]
-    held = hold(shown, crossed.observed, crossed.predictor(shown, at))
+    predictor = lambda at: crossed.predictor(shown, at)
+    held = hold(shown, crossed.observed, interpreted(predictor, at)(at))
     _refuse_infinite(program, owned)
     return ConditionalReading(route, _families(held, others, at, key))
 
@@ -288,12 +301,12 @@ def _shown(program: Program, values: Any) -> tuple[Program, Any, Array]:
     return shown, values if is_known else shown.draw_initial(key), key
 
 
-def _families(program: Program, names: list[str], values: Any, rng_key: Array) -> dict[str, Any]:
-    settings = settings_of(program, values, rng_key) if names else {}
-    return {
-        name: identify_among(program, name, settings, random.fold_in(rng_key, i))
-        for i, name in enumerate(names)
-    }
+def _families(
+    program: Program, names: list[str], values: Any, rng_key: Array
+) -> dict[tuple[str, ...], Any]:
+    if not names:
+        return {}
+    return identify_all(program, names, settings_of(program, values, rng_key), rng_key)
 
 
 def _refuse_infinite(program: Program, owned: list[str]) -> None:

@@ -64,11 +64,12 @@ from inference.kernels.coordinate_ascent.rows import (
     message_to,
 )
 from inference.kernels.coordinate_ascent.start import column_means, start_groups
+from inference.maths.host import generator
 from inference.program.compiling import once
 from inference.program.program import Program
 from inference.reading.conjugate.pairs import log_sticks
 from inference.reading.conjugate.quadratic import common_posterior, known_weights, weights_posterior
-from inference.reading.stick_mixture.read import gaps, read_assignment
+from inference.reading.stick_mixture.read import assignment_and_rows, gaps
 from inference.reading.stick_mixture.structure import Assignment, Prior, StickLevel, with_class_axis
 
 __all__ = ["MixtureRoute", "draw_groups", "draw_sticks", "reordered"]
@@ -86,8 +87,7 @@ class MixtureRoute(Route):
     name, fields, drawn = "mixture", ("num_groups",), (("assignment of rows", "conjugate mixture"),)
 
     def __init__(self, program: Program):
-        self.found = found = read_assignment(program)
-        self.rows = found.rows(program)
+        self.found, self.rows = found, _ = assignment_and_rows(program)
         self.shape = shape_of(self.rows)
         self.statistics, _ = statistics_of(found, self.rows)
         self.not_identified = tuple(sorted(found.by_number))
@@ -104,7 +104,7 @@ class MixtureRoute(Route):
         at the signs that the labels give them.
         """
         found, rows = self.found, self.rows
-        rng = np.random.default_rng(np.asarray(random.key_data(rng_key)))
+        rng = generator(rng_key)
         group, share = start_groups(rows, self.statistics, found, self.num_tasks, "kmeans", rng)
         values: dict[str, Any] = {found.z: group}
         if found.upper and share is not None:

@@ -30,6 +30,10 @@ class Route:
         """The arrays that `draw` takes."""
         return None
 
+    def seen(self, program: Program, data: Any) -> Program:
+        """The model with the arrays of `data` in place of those that it was given."""
+        return program
+
     def draw(
         self, rng_key: Array, program: Program, values: dict[str, Any], data: Any
     ) -> tuple[dict[str, Any], list[Array], Program]:

@@ -8,6 +8,7 @@ rows          q of a row: its group, its missing entries, its soft labels
 factor_rows   q of a row whose features are sums of common factors
 posterior     q of sticks, parameters of groups and weights of experts
 start         groups of the rows before the first sweep
+merges        which groups to merge once sweeps gain little
 draws         draws from q, with their density
 predict       groups, missing entries and labels of other rows
 """

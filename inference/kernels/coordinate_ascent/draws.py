@@ -14,7 +14,7 @@ from jax.scipy.stats import beta, gamma, norm
 from jaxtyping import Float, Int
 
 from inference.distributions.truncated_normal import TruncatedNormal
-from inference.kernels.coordinate_ascent.posterior import Factors
+from inference.kernels.coordinate_ascent.posterior import Factors, has_rows, is_open
 from inference.kernels.coordinate_ascent.rows import (
     Message,
     RowBucket,
@@ -27,7 +27,7 @@ from inference.kernels.coordinate_ascent.rows import (
     soft_labels,
 )
 from inference.program.compiling import compiled
-from inference.reading.conjugate.quadratic import Common, outer
+from inference.reading.conjugate.quadratic import Common, Weights, outer
 from inference.reading.stick_mixture.structure import (
     Assignment,
     MixtureRows,
@@ -132,11 +132,13 @@ def draw_groups(found: Assignment, factors: Factors, rng_key: Array) -> Drawn:
     """A draw of all sites that do not belong to rows, and its log density."""
     keys = iter(random.split(rng_key, 9 + len(factors.columns)))
     own = [next(keys) for _ in range(2 if found.concentration else 1)]
-    values, log_q = _level(found, found.lower, factors.concentration, factors.sticks, own)
+    values, log_q = _level(
+        found, found.lower, factors.concentration, factors.sticks, own, factors.num_open
+    )
     if found.upper and factors.upper:
         concentration, sticks, log_share = factors.upper
         *own, key = (next(keys) for _ in range(3))
-        above, of_above = _level(found, found.upper, concentration, sticks, own)
+        above, of_above = _level(found, found.upper, concentration, sticks, own, found.num_groups)
         chosen = random.categorical(key, log_share)
         values |= above | {found.upper.site: chosen.astype(found.few.sites[found.upper.site].dtype)}
         log_q = log_q + of_above + jnp.sum(jnp.take_along_axis(log_share, chosen[..., None], -1))
@@ -144,8 +146,9 @@ def draw_groups(found: Assignment, factors: Factors, rng_key: Array) -> Drawn:
     values, log_q = values | blocks, log_q + of_blocks
     if found.experts and factors.weights and factors.common:
         *own, key = (next(keys) for _ in range(3))
-        common, _, of_common = draw_common(found, factors.common, own)
-        w, of_weights = draw_normal(factors.weights, key)
+        seen = has_rows(found, factors.upper, factors.num_open)
+        common, known, of_common = draw_common(found, factors.common, own)
+        w, of_weights = draw_normal(_given_common(factors.weights, seen, known), key)
         site = found.experts.weights
         values |= common | {site: w.reshape(found.few.sites[site].shape)}
         log_q = log_q + of_common + of_weights
@@ -153,14 +156,31 @@ def draw_groups(found: Assignment, factors: Factors, rng_key: Array) -> Drawn:
 
 
 def _level(
-    found: Assignment, level: StickLevel, concentration: Any, sticks: Any, keys: list[Array]
+    found: Assignment,
+    level: StickLevel,
+    concentration: Any,
+    sticks: Any,
+    keys: list[Array],
+    num_open: Any,
 ) -> Drawn:
-    values, log_q = {}, jnp.zeros((), sticks[0].dtype)
+    values, log_q, alpha = {}, jnp.zeros((), sticks[0].dtype), concentration[0]
     if level.concentration:
-        values[level.concentration], log_q = draw_gamma(keys[0], concentration)
+        alpha, log_q = draw_gamma(keys[0], concentration)
+        values[level.concentration] = alpha
+    seen = is_open(num_open, sticks[0].shape[-1])
+    sticks = jnp.where(seen, sticks[0], 1), jnp.where(seen, sticks[1], alpha)
     V = random.beta(keys[-1], *sticks)
     values[level.sticks] = V.reshape(found.few.sites[level.sticks].shape)
     return values, log_q + jnp.sum(beta.logpdf(V, *sticks))
+
+
+def _given_common(weights: Weights, seen: Array, known: Common) -> Weights:
+    # q(w | zeta, lambda), which is the prior where a group has no rows.
+    prior = known.loc[:, None], jnp.eye(known.loc.shape[-1]) / known.concentration[:, None, None]
+    return Weights(
+        jnp.where(seen[:, None], weights.mean, prior[0]),
+        jnp.where(seen[:, None, None], weights.covariance, prior[1]),
+    )
 
 
 def draw_gamma(rng_key: Array, pair: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -27,13 +27,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.scipy.linalg import cho_solve
 from jax.scipy.special import log_ndtr
 from jaxtyping import Float
 
 from inference.distributions.truncated_normal import one_sided
-from inference.kernels.coordinate_ascent.rows import Message, SufficientSums, soft_labels
+from inference.kernels.coordinate_ascent.rows import (
+    Message,
+    SufficientSums,
+    as_floats,
+    rounded,
+    soft_labels,
+)
 from inference.reading.conjugate.loadings import LinearSums, LoadingMoments, row_forms
 from inference.reading.conjugate.quadratic import outer
 
@@ -83,7 +90,10 @@ class FactorPosterior(NamedTuple):
 
 
 def factor_chunks(
-    x: Float[Array, "row feature"], signs: Float[Array, "row class"], num_groups: int, size: int
+    x: Float[np.ndarray, "row feature"],
+    signs: Float[np.ndarray, "row class"],
+    num_groups: int,
+    size: int,
 ) -> FactorChunks:
     """The rows in chunks of at most 2 000 000 numbers.
 
@@ -91,10 +101,10 @@ def factor_chunks(
     """
     num_rows = len(x)
     num_chunks = -(-num_rows // max(1, min(num_rows, 2_000_000 // (num_groups * size**2))))
-    row = jnp.arange(num_chunks * -(-num_rows // num_chunks)).reshape(num_chunks, -1)
-    at, seen = jnp.minimum(row, num_rows - 1), ~jnp.isnan(x)
-    filled, weight = jnp.where(seen, x, 0), (row < num_rows).astype(x.dtype)
-    return FactorChunks(filled[at], seen[at].astype(x.dtype), signs[at], weight)
+    row = np.arange(num_chunks * rounded(-(-num_rows // num_chunks), 16)).reshape(num_chunks, -1)
+    at, seen = np.minimum(row, num_rows - 1), ~np.isnan(x)
+    parts = np.where(seen, x, 0)[at], seen[at], signs[at], row < num_rows
+    return FactorChunks(*as_floats(parts))
 
 
 def group_conditional(

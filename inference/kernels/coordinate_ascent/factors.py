@@ -19,6 +19,7 @@ a prediction of a row: P K^2 + H K^3.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -51,13 +52,20 @@ from inference.kernels.coordinate_ascent.posterior import (
     Shape,
     divergence,
     factors_of,
+    means_of,
     message_of,
     parameters_of,
 )
-from inference.kernels.coordinate_ascent.predict import Prediction, log_label, log_weights
-from inference.kernels.coordinate_ascent.rows import Message, SufficientSums, message_to
+from inference.kernels.coordinate_ascent.predict import (
+    Prediction,
+    in_chunks,
+    log_label,
+    log_weights,
+)
+from inference.kernels.coordinate_ascent.rows import Message, SufficientSums, as_floats
 from inference.kernels.coordinate_ascent.start import STARTS, by_size
 from inference.program.compiling import compiled, once
+from inference.program.interpreting import interpreted
 from inference.program.program import Program
 from inference.reading.conjugate.loadings import (
     Linear,
@@ -68,11 +76,11 @@ from inference.reading.conjugate.loadings import (
     loading_moments,
     shown_posterior,
 )
-from inference.reading.conjugate.quadratic import gate_natural, outer
-from inference.reading.factor_mixture import FactorMixture, read_factors
-from inference.reading.stick_mixture.structure import MixtureRows
+from inference.reading.conjugate.quadratic import GateMeans, gate_natural, outer
+from inference.reading.factor_mixture import FactorMixture, factors_and_rows
+from inference.reading.stick_mixture.structure import MixtureRows, Prior
 
-__all__ = ["FactorAscent", "FactorState", "factor_message"]
+__all__ = ["FactorAscent", "FactorData", "FactorState", "factor_message"]
 
 
 class FactorState(NamedTuple):
@@ -87,6 +95,15 @@ class FactorState(NamedTuple):
     size: Array  # expected number of rows of each group
     elbo: Array  # of the last step
     gain: Array  # over the step before
+    trial: None = None  # no merges are tried
+
+
+class FactorData(NamedTuple):
+    """What a step reads."""
+
+    chunks: FactorChunks
+    prior: Prior  # of the groups
+    linear: LinearPrior
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,14 +112,13 @@ class FactorAscent:
 
     attributes: ClassVar = {"route": "factors"}
     found: FactorMixture
-    prior: LinearPrior
     rows: MixtureRows  # as they came: a start reads them, steps read `FactorChunks`
     shape: Shape
 
     @classmethod
     def read(
         cls, program: Program, dtype: str | None, batch_size: int | None, forgetting: float
-    ) -> "tuple[FactorAscent, FactorChunks]":
+    ) -> "tuple[FactorAscent, FactorData]":
         """The mixture, proved, and the rows in chunks; refuses settings that it does not have."""
         for name, value in (("batch_size", batch_size), ("dtype", dtype)):
             if value is not None:
@@ -110,39 +126,28 @@ class FactorAscent:
                     f"{name}: found {value!r} for a model whose rows have latent factors; wanted "
                     "None."
                 )
-        found = read_factors(program)
-        rows, size = found.rows(program), found.num_factors
+        found, rows = factors_and_rows(program)
+        size = found.num_factors
         if any(place > size for place in rows.design):
             raise ValueError(
                 f"site {found.given.experts}: experts see more than factors and a bias; wanted no "
                 "other columns."
             )
-        reading = cls(
-            found,
-            jax.tree.map(lambda leaf: jnp.asarray(leaf, float), found.prior),
-            rows,
-            Shape(size, size + 1, rows.design),
-        )
-        return reading, _chunks(rows, found)
+        reading = cls(found, rows, Shape(size, size + 1, rows.design))
+        chunks = factor_chunks(rows.features, rows.signs, found.given.num_own, size + 1)
+        return reading, FactorData(chunks, *as_floats((found.given.prior, found.prior)))
 
-    def start(self, rng: np.random.Generator, init: str, data: FactorChunks) -> FactorState:
+    def start(self, rng: np.random.Generator, init: str, data: FactorData) -> FactorState:
         """q after an update of each factor, given starting groups and principal components."""
         sums, linear_sums = _start_sums(self.found, self.rows, init, rng)
-        factors, linear = compiled(self._started, sums, linear_sums)(sums, linear_sums)
-        signs = data.signs[..., None]
-        infinite = jnp.asarray(jnp.inf, float)
-        return FactorState(
-            factors,
-            linear,
-            jnp.broadcast_to(signs, (*signs.shape[:-1], self.found.given.num_own)),
-            sums.moments[0, :, -1, -1],
-            -infinite,
-            infinite,
-        )
+        given = (data, sums, linear_sums)
+        return interpreted(self._started, *given)(*given)
 
-    def _started(self, sums: SufficientSums, linear_sums: LinearSums) -> tuple[Factors, Linear]:
+    def _started(
+        self, data: FactorData, sums: SufficientSums, linear_sums: LinearSums
+    ) -> FactorState:
         # The loadings start with noise and precisions of 1 where they are not known.
-        linked, prior = self.found.linked, self.prior
+        linked, prior = self.found.linked, data.linear
         or_one = lambda part, rate: jnp.where(jnp.isinf(rate), part, 1.0)
         known = lambda pair: (or_one(pair[0], pair[1]), or_one(pair[1], pair[1]))
         size = prior.loc.shape[1]
@@ -155,66 +160,82 @@ class FactorAscent:
             known(prior.noise),
             shown,
         )
-        return factors_of(self.found.given, self.shape, sums), linear_posterior(
-            prior, linear, linear_sums
+        signs, infinite = data.chunks.signs[..., None], jnp.full((), jnp.inf, sums.bound.dtype)
+        return FactorState(
+            factors_of(self.found.given, self.shape, data.prior, sums),
+            linear_posterior(prior, linear, linear_sums),
+            jnp.broadcast_to(signs, (*signs.shape[:-1], len(shown))),
+            sums.moments[0, :, -1, -1],
+            -infinite,
+            infinite,
         )
 
-    def moved(self, rng_key: Array, state: FactorState, data: FactorChunks) -> FactorState:
+    def moved(self, rng_key: Array, state: FactorState, data: FactorData) -> FactorState:
         """A step, which needs no random numbers; the bound is that of the q it started from."""
         before, elbo = state.elbo, None
         if self.found.linked.shown:
             (moments, products), state = self._swept(state, data, shown_sums)
-            shown = shown_posterior(self.prior, state.linear.shown, moments, products)
+            shown = shown_posterior(data.linear, state.linear.shown, moments, products)
             state, elbo = state._replace(linear=state.linear._replace(shown=shown)), state.elbo
         sums, state = self._swept(state, data, loading_sums)
         elbo = state.elbo if elbo is None else elbo
         return state._replace(
-            linear=linear_posterior(self.prior, state.linear, sums),
+            linear=linear_posterior(data.linear, state.linear, sums),
             elbo=elbo,
             gain=elbo - before,
         )
 
-    def _swept(
-        self, state: FactorState, data: FactorChunks, summary: Any
-    ) -> tuple[Any, FactorState]:
+    def _swept(self, state: FactorState, data: FactorData, summary: Any) -> tuple[Any, FactorState]:
         given, linear = self.found.given, state.linear
+        means = means_of(state.factors)
         (sums, own), score = sum_chunks(
-            factor_message(self.found, self.shape, state.factors),
+            factor_message(self.found, self.shape, state.factors, means),
             loading_moments(linear),
-            data,
+            data.chunks,
             state.score,
             summary,
         )
-        elbo = sums.bound - divergence(given, state.factors) - linear_divergence(self.prior, linear)
+        elbo = (
+            sums.bound
+            - divergence(given, data.prior, state.factors, means)
+            - linear_divergence(data.linear, linear)
+        )
         return own, state._replace(
-            factors=factors_of(given, self.shape, sums, state.factors),
+            factors=factors_of(given, self.shape, data.prior, sums, state.factors),
             score=score,
             size=sums.moments[0, :, -1, -1],
             elbo=elbo,
         )
 
-    def predict(self, state: FactorState, program: Program) -> Prediction:
-        """The predictions for the rows of a program, as if they had not been fitted."""
-        return _predict(self.found, self.shape, state, self.found.rows(program))
+    def predict(self, state: FactorState, rows: MixtureRows) -> Prediction:
+        """The predictions for rows, as if they had not been fitted."""
+        x, seen = np.nan_to_num(rows.features), ~np.isnan(rows.features)
+        parts = (x, seen, rows.signs, np.ones(len(x)))
+        given = tuple(np.asarray(part, state.elbo.dtype) for part in parts)
+        of_chunk = lambda given: _predicted(self.shape, state.factors, state.linear, *given)
+        found = in_chunks(of_chunk, given)
+        return found._replace(
+            mean=np.where(seen, x, found.mean), deviation=np.where(seen, 0, found.deviation)
+        )
 
     def draw(
-        self, rng_key: Array, state: FactorState, data: FactorChunks, num_draws: int
+        self, rng_key: Array, state: FactorState, data: FactorData, num_draws: int
     ) -> dict[str, Array]:
         """Independent draws from q of all sites [draw, ...]; `log_q` is their density."""
         found = self.found
         message = factor_message(found, self.shape, state.factors)
         moments = loading_moments(state.linear)
         in_group = lambda part: group_conditional(message, moments, *part)
-        parts = (data, state.score)
+        parts, labels = (data.chunks, state.score), data.chunks.signs
         given = compiled(lambda parts: lax.map(in_group, parts), parts)(parts)
-        num_rows, num_places = len(self.rows.features), data.signs.shape[0] * data.signs.shape[1]
+        num_rows, num_places = len(self.rows.features), labels.shape[0] * labels.shape[1]
         flat = lambda leaf: leaf.reshape(num_places, *leaf.shape[2:])[:num_rows]
-        given, signs, score = jax.tree.map(flat, (given, data.signs, state.score))
+        given, signs, score = jax.tree.map(flat, (given, labels, state.score))
 
         def one(key: Array) -> dict[str, Array]:
             keys = random.split(key, 4)
             values, log_q = draw_groups(found.given, state.factors, keys[0])
-            linear, of_linear = _draw_linear(found, self.prior, state.linear, keys[1])
+            linear, of_linear = _draw_linear(found, data.linear, state.linear, keys[1])
             rows, soft, of_rows = _draw_rows(found, given, signs, score, keys[2])
             values, log_q = values | linear | rows, log_q + of_linear + of_rows
             if found.given.experts:
@@ -247,14 +268,11 @@ class FactorAscent:
         return {site: parameters for site, parameters in named.items() if site}
 
 
-def factor_message(found: FactorMixture, shape: Shape, factors: Factors) -> Message:
+def factor_message(
+    found: FactorMixture, shape: Shape, factors: Factors, means: GateMeans | None = None
+) -> Message:
     """The messages of groups and of their experts to the factors of a row."""
-    return message_to(message_of(found.given, shape, factors), jnp.array(0))
-
-
-def _chunks(rows: MixtureRows, found: FactorMixture) -> FactorChunks:
-    x, signs = jnp.asarray(rows.features, float), jnp.asarray(rows.signs, float)
-    return factor_chunks(x, signs, found.given.num_own, found.num_factors + 1)
+    return jax.tree.map(lambda leaf: leaf[0], message_of(found.given, shape, factors, means))
 
 
 # The start.
@@ -285,9 +303,9 @@ def _start_sums(
     )
     shown = np.array([*np.ones(size - 1), float(found.linked.centre is not None)])
     moments = np.tensordot(seen.astype(float), second * np.outer(shown, shown), ((0,), (0,)))
-    own = SufficientSums(*(jnp.asarray(part, float)[None] for part in sums), jnp.zeros((), float))
+    own = SufficientSums(*as_floats((*(part[None] for part in sums), 0.0)))
     linear = (moments, x.T @ (u * shown), seen.sum(0), (x**2).sum(0))
-    return own, LinearSums(*(jnp.asarray(part, float) for part in linear))
+    return own, LinearSums(*as_floats(linear))
 
 
 def _components(x: np.ndarray, num: int, rng: np.random.Generator) -> np.ndarray:
@@ -361,10 +379,10 @@ def _draw_rows(
 # Predictions.
 
 
-def _predict(
-    found: FactorMixture, shape: Shape, state: FactorState, rows: MixtureRows
-) -> Prediction:
-    factors, linear, moments = state.factors, state.linear, loading_moments(state.linear)
+@partial(jax.jit, static_argnums=0)
+def _predicted(shape: Shape, factors: Factors, linear: Linear, *given: Array) -> Prediction:
+    # Mean and standard deviation are those of all features, seen or not.
+    chunk, moments = FactorChunks(*given), loading_moments(linear)
     # The covariance of the Student t of the factors; its scale where it has no covariance.
     loc, kappa, nu, rate = factors.features
     freedom = nu + 1 - loc.shape[1]
@@ -385,32 +403,21 @@ def _predict(
         / jnp.where(concentration > 1, concentration - 1, concentration),
     )
 
-    def of_chunk(chunk: FactorChunks) -> Prediction:
-        # Mean and standard deviation of all features, seen or not.
-        unlabelled = chunk._replace(signs=chunk.signs[:, :0])
-        no_labels = jnp.zeros((*unlabelled.signs.shape, len(const)), const.dtype)
-        given = group_conditional(message, moments, unlabelled, no_labels)
-        placed = factor_posterior(message, moments, unlabelled, no_labels)
-        rho = jnp.exp(placed.log_rho)
-        mean = jnp.einsum("nh,hi,nhi->ni", rho, moments.shown, placed.mean) @ moments.mean.T
-        square = jnp.einsum("nh,hij,nhij,pij->np", rho, moments.both, placed.second, moments.second)
-        log_side = jnp.zeros_like(placed.log_rho)
-        if (weights := factors.weights) is not None:
-            log_side = jax.vmap(lambda *row: log_label(weights, row[0], shape.design, *row[1:]))(
-                chunk.signs, placed.mean, given.covariance
-            )
-        return Prediction(
-            placed.log_rho,
-            jax.nn.logsumexp(placed.log_rho + log_side, axis=1),
-            mean,
-            jnp.sqrt(noise[None] + square - mean**2),
+    unlabelled = chunk._replace(signs=chunk.signs[:, :0])
+    no_labels = jnp.zeros((*unlabelled.signs.shape, len(const)), const.dtype)
+    given = group_conditional(message, moments, unlabelled, no_labels)
+    placed = factor_posterior(message, moments, unlabelled, no_labels)
+    rho = jnp.exp(placed.log_rho)
+    mean = jnp.einsum("nh,hi,nhi->ni", rho, moments.shown, placed.mean) @ moments.mean.T
+    square = jnp.einsum("nh,hij,nhij,pij->np", rho, moments.both, placed.second, moments.second)
+    log_side = jnp.zeros_like(placed.log_rho)
+    if (weights := factors.weights) is not None:
+        log_side = jax.vmap(lambda *row: log_label(weights, row[0], shape.design, *row[1:]))(
+            chunk.signs, placed.mean, given.covariance
         )
-
-    chunks = _chunks(rows, found)
-    whole = jax.tree.map(
-        lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: len(rows.features)],
-        compiled(lambda chunks: lax.map(of_chunk, chunks), chunks)(chunks),
+    return Prediction(
+        placed.log_rho,
+        jax.nn.logsumexp(placed.log_rho + log_side, axis=1),
+        mean,
+        jnp.sqrt(noise[None] + square - mean**2),
     )
-    seen = jnp.asarray(~np.isnan(rows.features))
-    mean = jnp.where(seen, jnp.nan_to_num(jnp.asarray(rows.features, float)), whole.mean)
-    return whole._replace(mean=mean, deviation=jnp.where(seen, 0, whole.deviation))

@@ -20,6 +20,14 @@ the experts. The experts are alike at the start, and their weights grow slowly. 
 learned from such weights would keep the experts alike, at a bound far below that of experts which
 differ.
 
+Once sweeps gain little, merges of groups are tried (`merges`): some sweeps on the factors of merged
+groups. A merge takes the place of q if the bound has risen by then, so the bound that steps report
+is that of the best q and never falls. A group that is left without rows is closed: it gets no rows
+again, and its stick and its expert follow the prior given alpha, zeta and lambda. So closed groups
+cost nothing, and a bound with few groups is that of few groups, whatever the truncation. With
+batches, with several tasks and among common factors nothing is merged. There closed groups would
+have to be closed in each task, or in the update of loadings.
+
 With `batch_size` a step visits only a batch of rows. The factors then follow from a running average
 of the sums over rows, in which a batch stands for all rows,
 
@@ -29,7 +37,8 @@ which is a step along the natural gradient of the bound. A step reports an estim
 and only a budget ends the run.
 
 Wang (2010), "Bayesian approaches to learning from incomplete data", section 3.4; Blei and Jordan
-(2006); Hoffman, Blei, Wang and Paisley (2013), "Stochastic variational inference".
+(2006); Kurihara, Welling and Vlassis (2007), "Accelerated variational Dirichlet process mixtures",
+for closed groups; Hoffman, Blei, Wang and Paisley (2013), "Stochastic variational inference".
 
 Cost of a sweep over n rows, K groups and D = features + 1: n K D^2 without missing entries; with m
 of them in a row twice that, and K m^3 / 2 more. Memory: the data, and K numbers for each row with
@@ -38,7 +47,7 @@ missing entries and each class beyond two.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -48,12 +57,20 @@ from jax import Array, random
 
 from inference.kernels.coordinate_ascent.draws import draw_mixture
 from inference.kernels.coordinate_ascent.factors import FactorAscent
+from inference.kernels.coordinate_ascent.merges import (
+    MOST_PLANS,
+    merge_plans,
+    merged_sums,
+    worth_of_groups,
+)
 from inference.kernels.coordinate_ascent.posterior import (
     Factors,
     Shape,
     divergence,
     factors_of,
     gathered,
+    is_open,
+    means_of,
     message_of,
     parameters_of,
     shape_of,
@@ -65,21 +82,33 @@ from inference.kernels.coordinate_ascent.rows import (
     Message,
     RowBucket,
     SufficientSums,
+    as_floats,
     lay_out,
     sum_rows,
 )
 from inference.kernels.coordinate_ascent.start import STARTS, TOGETHER, start_sums
+from inference.maths.host import generator
 from inference.program.compiling import compiled
+from inference.program.interpreting import interpreted, split
 from inference.program.program import Program
 from inference.program.sites import check_setting, check_whole, is_whole
 from inference.reading.factor_mixture import has_factors
-from inference.reading.stick_mixture.read import read_assignment
-from inference.reading.stick_mixture.structure import Assignment, MixtureRows
+from inference.reading.stick_mixture.read import assignment_and_rows
+from inference.reading.stick_mixture.structure import Assignment, MixtureRows, Prior
 from inference.run.protocol import Algorithm, Results
 
-__all__ = ["AscentData", "AscentReport", "AscentState", "CoordinateAscent", "MixtureAscent"]
+__all__ = [
+    "AscentData",
+    "AscentReport",
+    "AscentState",
+    "CoordinateAscent",
+    "MixtureAscent",
+    "Trial",
+]
 
 NUM_HELD = 40  # sweeps before q(zeta, lambda) is updated
+TRIAL_SWEEPS = 6  # of a merge; without a higher bound by then it is dropped
+SETTLED = 0.1  # nats that a sweep gains when merges are tried
 NO_NUMBER = (
     "the bound is no number. Features whose mean is many times their standard deviation lose all "
     "digits: standardise them, or compute in double precision (`numpyro.enable_x64()`)."
@@ -91,10 +120,21 @@ class AscentData(NamedTuple):
 
     buckets: tuple[RowBucket, ...]
     log_base: Array  # the constant part of the bound
+    prior: Prior
+
+
+class Trial(NamedTuple):
+    """A merge of groups that takes the place of q if the bound rises."""
+
+    factors: Factors
+    score: tuple[Array, ...]
+    left: Array  # number of sweeps that it still has; 0: no merge is being tried
+    turn: Array  # number of plans that were tried since q last changed by one
+    plans: Array  # where each group goes [plan, group], -1 in a plan that is none
 
 
 class AscentState(NamedTuple):
-    """The parameters of q.
+    """The parameters of q, the best so far.
 
     For rows it keeps only the locations of the soft labels that are factors of their own.
     """
@@ -104,8 +144,9 @@ class AscentState(NamedTuple):
     size: Array  # expected number of rows of each group
     elbo: Array  # of the last step
     gain: Array  # over the step before; infinite with batches and while q(zeta, lambda) is held
-    average: SufficientSums | None  # the running average, with batches
+    sums: SufficientSums | None  # that the factors follow from; with batches a running average
     step: Array  # number of steps
+    trial: Trial | None  # None where no merges are tried: with batches and with several tasks
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +167,7 @@ class MixtureAscent:
         cls, program: Program, dtype: str | None, batch_size: int | None, forgetting: float
     ) -> "tuple[MixtureAscent, AscentData]":
         """The mixture, proved, and the rows in buckets."""
-        found = read_assignment(program)
-        rows = found.rows(program)
+        found, rows = assignment_and_rows(program)
         statistics, log_base = statistics_of(found, rows)
         reading = cls(
             found,
@@ -145,30 +185,39 @@ class MixtureAscent:
                 dtype or str(jnp.result_type(float)),
                 shuffled=batch_size is not None,
             ),
-            jnp.asarray(log_base.sum(), float),
+            *as_floats((log_base.sum(), found.prior)),
         )
 
     def start(self, rng: np.random.Generator, init: str, data: AscentData) -> AscentState:
         """q after an update of each factor, given the starting groups."""
         sums, share = start_sums(self.rows, self.statistics, self.found, self.num_tasks, init, rng)
-        log_share = (
-            None if share is None else jnp.log(jnp.maximum(jnp.asarray(share, float), 1e-30))
+        given = (sums, share, data)
+        return interpreted(self._started, *given)(*given)
+
+    def _started(self, sums: SufficientSums, share: Any, data: AscentData) -> AscentState:
+        log_share = None if share is None else jnp.log(jnp.maximum(share, 1e-30))
+        factors = factors_of(
+            self.found, self.shape, data.prior, sums, None, log_share, is_held=True
         )
-        update = lambda sums, log_share: factors_of(
-            self.found, self.shape, sums, None, log_share, is_held=True
-        )
-        factors = compiled(update, sums, log_share)(sums, log_share)
-        average, infinite = sums if self.batch_size else None, jnp.asarray(jnp.inf, float)
-        size, step = self._size(sums, factors), jnp.zeros((), jnp.int32)
+        infinite, zero = jnp.full((), jnp.inf, sums.bound.dtype), jnp.zeros((), jnp.int32)
+        score = tuple(map(self._first_scores, data.buckets))
+        plans = jnp.full((MOST_PLANS, self.found.num_own), -1, jnp.int32)
+        trial = Trial(factors, score, zero, zero, plans) if self.merges else None
         return AscentState(
             factors,
-            tuple(map(self._first_scores, data.buckets)),
-            size,
+            score,
+            self._size(sums, factors),
             -infinite,
             infinite,
-            average,
-            step,
+            sums if self.merges or self.batch_size else None,
+            zero,
+            trial,
         )
+
+    @property
+    def merges(self) -> bool:
+        """Whether merges are tried."""
+        return self.batch_size is None and self.found.upper is None and self.num_tasks == 1
 
     def _first_scores(self, bucket: RowBucket) -> Array:
         # None in rows without holes, and none for the last class.
@@ -181,11 +230,76 @@ class MixtureAscent:
         return gathered(sums, share_of(factors.upper)).moments[:, one, one]
 
     def moved(self, rng_key: Array, state: AscentState, data: AscentData) -> AscentState:
-        """A sweep, which needs no random numbers, or a step on a batch.
+        """A sweep of q or of the merge that is being tried; or a step on a batch.
 
-        The bound is that of the q it started from.
+        A sweep needs no random numbers. The bound is that of the q it started from. A merge takes
+        the place of q once its bound is above that of q, whose last sweep is counted in.
         """
-        message = message_of(self.found, self.shape, state.factors)
+        if (trial := state.trial) is None:
+            return self._swept(rng_key, state, data)
+        is_trial = trial.left > 0
+        factors, score = jax.tree.map(
+            partial(jnp.where, is_trial), trial[:2], (state.factors, state.score)
+        )
+        new = self._swept(rng_key, state._replace(factors=factors, score=score), data)
+        is_kept = ~is_trial | (new.elbo > state.elbo + state.gain)
+        kept = jax.tree.map(partial(jnp.where, is_kept), new, state)
+        return kept._replace(
+            step=new.step,
+            trial=Trial(
+                new.factors,
+                new.score,
+                jnp.where(is_kept, 0, trial.left - 1),
+                jnp.where(is_trial & is_kept, 0, trial.turn),
+                trial.plans,
+            ),
+        )
+
+    def proposed(self, state: AscentState, data: AscentData) -> AscentState:
+        """The state with the next merge to try; on the host."""
+        trial, sums, factors = state.trial, state.sums, state.factors
+        assert trial is not None
+        assert sums is not None
+        turn, plans = int(trial.turn), np.asarray(trial.plans)
+        num_open, one = int(factors.num_open), self.shape.num_features
+        if turn == 0:
+            given = (data.prior, factors, sums, np.eye(self.found.num_own))
+            worth = interpreted(partial(worth_of_groups, self.found, self.shape), *given)
+            plans = merge_plans(
+                lambda into: worth(*given[:3], into),
+                np.asarray(sums.moments)[0, :, one, one],
+                num_open,
+            ).astype(np.int32)
+        to = plans[turn]
+        if to[0] < 0:
+            over = trial._replace(turn=jax.device_put(np.int32(MOST_PLANS)))
+            return state._replace(trial=over)
+        given = (data, state, to)
+        factors, score = interpreted(self._merged, *given)(*given)
+        numbers = np.int32(TRIAL_SWEEPS), np.int32(turn + 1), plans
+        return state._replace(trial=Trial(factors, score, *map(jax.device_put, numbers)))
+
+    def _merged(self, data: AscentData, state: AscentState, to: Array) -> tuple[Factors, Any]:
+        # Factors and scores of groups that go where `to` says; a union has the scores of its
+        # largest group.
+        assert state.sums is not None
+        num = self.found.num_own
+        is_into = to[None] == jnp.arange(num)[:, None]
+        is_used = jnp.any(is_into & is_open(state.factors.num_open, num)[None], 1)
+        factors = factors_of(
+            self.found,
+            self.shape,
+            data.prior,
+            merged_sums(state.sums, is_into.astype(state.elbo.dtype)),
+            state.factors,
+            num_open=jnp.sum(is_used).astype(state.factors.num_open.dtype),
+        )
+        largest = jnp.argmax(jnp.where(is_into, state.size[None], -1), axis=1)
+        return factors, tuple(score[..., largest] for score in state.score)
+
+    def _swept(self, rng_key: Array, state: AscentState, data: AscentData) -> AscentState:
+        means = means_of(state.factors)
+        message = message_of(self.found, self.shape, state.factors, means)
         own = jax.tree.map(lambda leaf: leaf.astype(data.buckets[0].entries.dtype), message)
         visited = [
             self._visited(random.fold_in(rng_key, i), own, *part)
@@ -195,13 +309,20 @@ class MixtureAscent:
         total = reduce(
             SufficientSums.plus, jax.tree.map(lambda leaf: leaf.astype(message.const.dtype), each)
         )
-        elbo = total.bound + data.log_base - divergence(self.found, state.factors)
-        average = None
-        if state.average is not None:
+        elbo = (
+            total.bound + data.log_base - divergence(self.found, data.prior, state.factors, means)
+        )
+        if self.batch_size and state.sums:
             rate = (state.step + 1).astype(elbo.dtype) ** -self.forgetting
-            total = average = state.average.times(1 - rate).plus(total.times(rate))
+            total = state.sums.times(1 - rate).plus(total.times(rate))
         factors = factors_of(
-            self.found, self.shape, total, state.factors, is_held=state.step < NUM_HELD
+            self.found,
+            self.shape,
+            data.prior,
+            total,
+            state.factors,
+            is_held=state.step < NUM_HELD,
+            means=means,
         )
         size, step = self._size(total, factors), state.step + 1
         return AscentState(
@@ -210,12 +331,13 @@ class MixtureAscent:
             size,
             elbo,
             jnp.where(
-                average is None and (factors.common is None or state.step > NUM_HELD),
+                not self.batch_size and (factors.common is None or state.step > NUM_HELD),
                 elbo - state.elbo,
                 jnp.inf,
             ),
-            average,
+            None if state.sums is None else total,
             step,
+            state.trial,
         )
 
     def _visited(
@@ -223,19 +345,17 @@ class MixtureAscent:
     ) -> tuple[SufficientSums, Array]:
         # The sums over the rows of a bucket, by all its chunks or by some that stand for all; and
         # the new scores.
-        num_rows, num_chunks = len(self.rows.features), len(bucket.row)
         if self.batch_size is None:
-            return sum_rows(message, bucket, score, num_rows)
+            return sum_rows(message, bucket, score)
+        num_rows, num_chunks = len(self.rows.features), len(bucket.row)
         size = min(max(round(num_chunks * self.batch_size / num_rows), 1), num_chunks)
         at = random.permutation(rng_key, num_chunks)[:size]
-        sums, own = sum_rows(
-            message, jax.tree.map(lambda leaf: leaf[at], bucket), score[at], num_rows
-        )
+        sums, own = sum_rows(message, jax.tree.map(lambda leaf: leaf[at], bucket), score[at])
         return sums.times(num_chunks / size), score.at[at].set(own)
 
-    def predict(self, state: AscentState, program: Program) -> Prediction:
-        """The predictions for the rows of a program, as if they had not been fitted."""
-        return predict_rows(self.found, state.factors, self.found.rows(program))
+    def predict(self, state: AscentState, rows: MixtureRows) -> Prediction:
+        """The predictions for rows, as if they had not been fitted."""
+        return predict_rows(self.found, state.factors, rows)
 
     def draw(
         self, rng_key: Array, state: AscentState, data: AscentData, num_draws: int
@@ -324,10 +444,8 @@ class CoordinateAscent(Algorithm):
     def init(self, rng_key: Array, reading: Ascent, data: Any) -> Any:
         """The state after the start; with several starts the best of them, after a few sweeps."""
         starts = [
-            reading.start(
-                np.random.default_rng(np.asarray(random.key_data(key))), self.init_by, data
-            )
-            for key in random.split(rng_key, self.restarts)
+            reading.start(generator(key), self.init_by, data)
+            for key in split(rng_key, self.restarts)
         ]
         if self.restarts == 1:
             return starts[0]
@@ -346,23 +464,40 @@ class CoordinateAscent(Algorithm):
         return state, AscentReport(state.elbo, jnp.sum(state.size >= 1))
 
     def finished(self, state: Any) -> Array:
-        """Whether a sweep gained less than the tolerance; never with batches."""
-        return state.gain < self.tolerance * jnp.abs(state.elbo)
+        """Whether a sweep gained less than the tolerance, and no merge is left to try.
+
+        Never with batches.
+        """
+        is_settled = state.gain < self.tolerance * jnp.abs(state.elbo)
+        if (trial := state.trial) is None:
+            return is_settled
+        return is_settled & (trial.left == 0) & (trial.turn == MOST_PLANS)
 
     def needs_host(self, state: Any) -> Array:
-        """Whether the bound is no number."""
-        return jnp.isnan(state.elbo)
+        """Whether the bound is no number, or a merge is to be tried."""
+        is_wrong = jnp.isnan(state.elbo)
+        if (trial := state.trial) is None:
+            return is_wrong
+        is_settled = state.gain < jnp.maximum(SETTLED, self.tolerance * jnp.abs(state.elbo))
+        return is_wrong | (is_settled & (trial.left == 0) & (trial.turn < MOST_PLANS))
 
     def on_host(self, states: Sequence[Any], reading: Ascent, data: Any) -> Sequence[Any]:
-        """Raises ValueError, because no sweep goes on from a bound that is no number."""
-        raise ValueError(NO_NUMBER)
+        """The states with the next merge to try.
+
+        Raises ValueError where the bound is no number, because no sweep goes on from there.
+        """
+        if any(np.isnan(state.elbo) for state in states):
+            raise ValueError(NO_NUMBER)
+        asks = interpreted(self.needs_host, states[0])
+        assert isinstance(reading, MixtureAscent)
+        return [reading.proposed(state, data) if asks(state) else state for state in states]
 
     def predict(self, state: Any, reading: Ascent, program: Program) -> Prediction:
         """Groups, missing features and label probabilities of the rows of a program.
 
         The rows are predicted as if they had not been fitted.
         """
-        return reading.predict(state, program)
+        return reading.predict(state, reading.found.rows(program))
 
     def log_weights(self, state: Any) -> Array:
         """The log probability of each group in each task [task, group], with sticks integrated out.
@@ -383,7 +518,7 @@ class CoordinateAscent(Algorithm):
             raise ValueError(NO_NUMBER)
         named = {
             f"{site}_{name}".replace("/", "."): value
-            for site, own in reading.parameters(state).items()
+            for site, own in reading.parameters(jax.device_get(state)).items()
             for name, value in own.items()
         }
         return Results({"variational_parameters": named}, {}, {})

@@ -26,12 +26,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.scipy.special import digamma
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from inference.kernels.coordinate_ascent.rows import Message, SufficientSums
 from inference.reading.conjugate.pairs import (
     beta_divergence,
+    digamma,
     gamma_divergence,
     gamma_means,
     log_sticks,
@@ -39,16 +39,19 @@ from inference.reading.conjugate.pairs import (
 from inference.reading.conjugate.quadratic import (
     Common,
     Form,
+    GateMeans,
     Weights,
     common_divergence,
     common_posterior,
     gate_divergence,
     gate_expected,
+    gate_means,
     gate_natural,
     gate_posterior,
     known_weights,
+    total,
     weights_posterior,
-    weights_term,
+    weights_terms,
 )
 from inference.reading.stick_mixture.structure import (
     Assignment,
@@ -72,6 +75,9 @@ __all__ = [
     "gathered",
     "group_messages",
     "group_messages_at",
+    "has_rows",
+    "is_open",
+    "means_of",
     "message_at",
     "message_of",
     "parameters_of",
@@ -107,6 +113,7 @@ class Factors(NamedTuple):
     features: Any  # WishartHyper, or None
     weights: Weights | None
     common: Common | None
+    num_open: Array  # only these first groups of a task have rows under q
 
 
 class Shape(NamedTuple):
@@ -115,6 +122,11 @@ class Shape(NamedTuple):
     num_features: int
     num_entries: int
     design: tuple[int, ...]  # which entry each weight of an expert multiplies
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether the weights multiply all entries, in their order."""
+        return self.design == tuple(range(self.num_entries))
 
 
 def shape_of(rows: MixtureRows) -> Shape:
@@ -138,8 +150,11 @@ def statistics_of(found: Assignment, rows: MixtureRows) -> tuple[np.ndarray, np.
 # Messages to the rows.
 
 
-def group_messages(found: Assignment, shape: Shape, factors: Factors) -> Message:
+def group_messages(
+    found: Assignment, shape: Shape, factors: Factors, means: GateMeans | None = None
+) -> Message:
     """The message to a row of each group under q, without the weight of the group."""
+    means = means or means_of(factors)
     each = [
         block.family.expected(hyper)
         for block, hyper in zip(found.columns, factors.columns, strict=True)
@@ -147,7 +162,7 @@ def group_messages(found: Assignment, shape: Shape, factors: Factors) -> Message
     return _message(
         jnp.zeros(found.num_groups, factors.sticks[0].dtype),
         shape,
-        None if factors.features is None else gate_expected(factors.features),
+        means and gate_expected(factors.features, means),
         each,
         factors.weights,
     )
@@ -181,21 +196,30 @@ def _message(
         const, width = const + form.const, shape.num_features + 1
         matrix = matrix.at[:, :width, :width].set(form.matrix)
     mean, covariance = weights or known_weights(jnp.zeros((0, num, len(shape.design)), dtype))
-    place = _place(shape, dtype)
     return Message(
         const,
         matrix,
-        mean @ place,
-        place.T @ covariance @ place,
+        *_placed(shape, mean, covariance),
         jnp.concatenate([jnp.zeros((0, num), dtype), *(eta.reshape(num, -1).T for eta in columns)]),
     )
 
 
-def message_of(found: Assignment, shape: Shape, factors: Factors) -> Message:
-    """The messages to the rows of each task's groups under q [task, ...]."""
+def means_of(factors: Factors) -> GateMeans | None:
+    """The means under q from which the message of the features and their divergence follow."""
+    return None if factors.features is None else gate_means(factors.features)
+
+
+def message_of(
+    found: Assignment, shape: Shape, factors: Factors, means: GateMeans | None = None
+) -> Message:
+    """The messages to the rows of each task's groups under q [task, ...].
+
+    `means` is that of `means_of`, if it is known.
+    """
+    log_weights = expected_log_weights(factors.sticks)
     return spread(
-        group_messages(found, shape, factors),
-        expected_log_weights(factors.sticks),
+        group_messages(found, shape, factors, means),
+        jnp.where(is_open(factors.num_open, found.num_own), log_weights, -jnp.inf),
         share_of(factors.upper),
     )
 
@@ -210,9 +234,12 @@ def message_at(found: Assignment, shape: Shape, values: Mapping[str, Array]) -> 
     )
 
 
-def _place(shape: Shape, dtype: Any) -> Array:
-    # [weight, entry]: 1 where the weight multiplies the entry.
-    return jnp.eye(shape.num_entries, dtype=dtype)[jnp.array(shape.design, int)]
+def _placed(shape: Shape, mean: Array, covariance: Array) -> tuple[Array, Array]:
+    # The mean and the covariance of weights in the place of the entries that they multiply.
+    if shape.sees_all:
+        return mean, covariance
+    place = jnp.eye(shape.num_entries, dtype=mean.dtype)[jnp.array(shape.design, int)]
+    return mean @ place, place.T @ covariance @ place
 
 
 # Groups that tasks share.
@@ -300,6 +327,16 @@ def _upper_at(prior: Pair, log_share: Array, concentration: Pair) -> Upper:
 # Sticks.
 
 
+def is_open(num_open: Any, num: int) -> Bool[Array, " group"]:
+    """Which of so many groups, or of their sticks, may have rows."""
+    return jnp.arange(num) < num_open
+
+
+def has_rows(found: Assignment, upper: Upper | None, num_open: Any) -> Bool[Array, " group"]:
+    """Which groups may have rows; where tasks share groups all of them."""
+    return is_open(found.num_groups if upper else num_open, found.num_groups)
+
+
 def expected_log_weights(sticks: Pair) -> Array:
     """E log pi [..., group]."""
     c1, c0 = sticks
@@ -325,23 +362,22 @@ def concentration_given(prior: Pair, log_left: Array, is_seen: Any = True) -> Pa
 
 
 def sticks_of(
-    prior: Pair, count: Float[Array, "*batch group"], concentration: Pair
+    prior: Pair, count: Float[Array, "*batch group"], concentration: Pair, is_seen: Any = True
 ) -> tuple[Pair, Pair]:
-    """q of alpha and q of the sticks of each row of counts, updated in turn."""
+    """q of alpha and q of the sticks of each row of counts, updated in turn.
+
+    Sticks that are not seen follow the prior given alpha, so alpha does not depend on them.
+    """
 
     def turn(_, at):
         (a, b), _ = at
         sticks = sticks_given(count, jnp.where(jnp.isinf(b), a, a / b))
         return concentration_given(
-            prior, digamma(sticks[1]) - digamma(sticks[0] + sticks[1])
+            prior, digamma(sticks[1]) - digamma(sticks[0] + sticks[1]), is_seen
         ), sticks
 
-    return lax.fori_loop(
-        0,
-        NUM_ROUNDS,
-        turn,
-        (tuple(concentration), sticks_given(count, jnp.ones_like(count[..., :1]))),
-    )
+    like = jnp.zeros_like(count[..., 1:])
+    return lax.fori_loop(0, NUM_ROUNDS, turn, (tuple(concentration), (like, like)))
 
 
 # All factors.
@@ -350,38 +386,46 @@ def sticks_of(
 def factors_of(
     found: Assignment,
     shape: Shape,
+    prior: Prior,
     sums: SufficientSums,
     before: Factors | None = None,
     log_share: Array | None = None,
     is_held: Any = False,
+    means: GateMeans | None = None,
+    num_open: Any = None,
 ) -> Factors:
     """Sets one factor after the other to its optimum; each raises the bound.
 
     Args:
         found: The mixture.
         shape: The layout of the entries of a row.
+        prior: The hyper-parameters.
         sums: The sums over the rows of each task's groups.
         before: The factors after the last sweep; None at a start.
         log_share: Where tasks share groups, the share at a start.
         is_held: Whether q(zeta, lambda) stays as it is.
+        means: What `means_of` returns for `before`, if it is known.
+        num_open: The number of groups that may have rows; None: that of `before`, all at a start.
     """
-    prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, sums.bound.dtype), found.prior)
+    if num_open is None:
+        num_open = jnp.array(found.num_own) if before is None else before.num_open
     upper, one = None, shape.num_features
     if before is not None and before.upper is not None:
-        upper = _upper(
-            prior.upper, before.upper, agreement(group_messages(found, shape, before), sums, one)
-        )
+        message = group_messages(found, shape, before, means)
+        upper = _upper(prior.upper, before.upper, agreement(message, sums, one))
     elif log_share is not None:
         upper = _upper_at(prior.upper, log_share, prior.upper)
     concentration, sticks = sticks_of(
         prior.concentration,
         sums.moments[:, :, one, one],
         (prior if before is None else before).concentration,
+        is_open(num_open, found.num_own - 1),
     )
     sums = gathered(sums, share_of(upper))
     columns, features = blocks_of(found, shape, prior, sums)
-    weights, common = _experts(prior, shape, sums, before, is_held)
-    return Factors(concentration, sticks, upper, columns, features, weights, common)
+    is_seen = has_rows(found, upper, num_open)[None]
+    weights, common = _experts(prior, shape, sums, before, is_held, is_seen)
+    return Factors(concentration, sticks, upper, columns, features, weights, common, num_open)
 
 
 def blocks_of(
@@ -390,7 +434,7 @@ def blocks_of(
     """The posterior hyper-parameters of the columns and of the features, for each group."""
     sizes = [  # (columns, statistics) of each block
         jax.eval_shape(block.family.expected, hyper).shape[1:]
-        for block, hyper in zip(found.columns, found.prior.columns, strict=True)
+        for block, hyper in zip(found.columns, prior.columns, strict=True)
     ]
     ends = np.cumsum([np.prod(size) for size in sizes], dtype=int)[:-1].tolist()
     blocks = tuple(
@@ -407,12 +451,19 @@ def blocks_of(
 
 def expert_sums(shape: Shape, sums: SufficientSums) -> tuple[Array, Array]:
     """The sums of d d' and of t d over rows, with d the entries that the weights multiply."""
-    place = _place(shape, sums.bound.dtype)
-    return place @ sums.asked @ place.T, sums.products @ place.T
+    if shape.sees_all:
+        return sums.asked, sums.products
+    at = jnp.array(shape.design, int)
+    return sums.asked[..., at[:, None], at], sums.products[..., at]
 
 
 def _experts(
-    prior: Prior, shape: Shape, sums: SufficientSums, before: Factors | None, is_held: Any
+    prior: Prior,
+    shape: Shape,
+    sums: SufficientSums,
+    before: Factors | None,
+    is_held: Any,
+    is_seen: Array,
 ) -> tuple[Weights | None, Common | None]:
     own = prior.experts
     if own is None:
@@ -425,35 +476,41 @@ def _experts(
     def turn(_, at):
         weights = weights_posterior(at[1], moments, products)
         return weights, jax.tree.map(
-            partial(jnp.where, is_held), at[1], common_posterior(own, weights)
+            partial(jnp.where, is_held), at[1], common_posterior(own, weights, is_seen)
         )
 
-    return lax.fori_loop(
-        0, NUM_ROUNDS, turn, (weights_posterior(common, moments, products), common)
+    like = Weights(jnp.zeros_like(products), jnp.zeros_like(moments))
+    return lax.fori_loop(0, NUM_ROUNDS, turn, (like, common))
+
+
+def divergence(
+    found: Assignment, prior: Prior, factors: Factors, means: GateMeans | None = None
+) -> Array:
+    """KL(q | prior) of the factors, which the evidence bound subtracts.
+
+    `means` is that of `means_of`, if it is known.
+    """
+    means = means or means_of(factors)
+    of_sticks, of_alpha = _stick_divergence(
+        prior.concentration, factors.concentration, factors.sticks
     )
-
-
-def divergence(found: Assignment, factors: Factors) -> Array:
-    """KL(q | prior) of the factors, which the evidence bound subtracts."""
-    prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, factors.sticks[0].dtype), found.prior)
-    total = _stick_divergence(prior.concentration, factors.concentration, factors.sticks)
+    terms = [of_alpha, of_sticks * is_open(factors.num_open, of_sticks.shape[-1])[None]]
     if factors.upper is not None:
         concentration, sticks, log_share = factors.upper
-        total = total + _stick_divergence(prior.upper, concentration, sticks)
-        total = total + jnp.sum(
-            jnp.exp(log_share) * (log_share - expected_log_weights(sticks)[None, None])
-        )
+        terms += _stick_divergence(prior.upper, concentration, sticks)
+        terms += [jnp.exp(log_share) * (log_share - expected_log_weights(sticks)[None, None])]
     for block, hyper, own in zip(found.columns, factors.columns, prior.columns, strict=True):
-        total = total + block.family.divergence(hyper, own)
-    if factors.features is not None:
-        total = total + gate_divergence(factors.features, prior.features)
-    if factors.weights is not None and factors.common is not None:
-        total = total - weights_term(factors.common, factors.weights)
-        total = total + common_divergence(factors.common, prior.experts)
-    return total
+        terms += [block.family.divergence(hyper, own)]
+    if means:
+        terms += gate_divergence(factors.features, means, prior.features)
+    if factors.weights is not None and factors.common is not None and prior.experts:
+        seen = has_rows(found, factors.upper, factors.num_open)[None, :, None]
+        terms += [-term * seen for term in weights_terms(factors.common, factors.weights)]
+        terms += [common_divergence(factors.common, prior.experts)]
+    return total(*terms)
 
 
-def _stick_divergence(prior: Pair, concentration: Pair, sticks: Pair) -> Array:
+def _stick_divergence(prior: Pair, concentration: Pair, sticks: Pair) -> tuple[Array, Array]:
     (mean, mean_log), (c1, c0) = gamma_means(concentration), sticks
     one = jnp.ones_like(c1)
     of_sticks = (
@@ -461,7 +518,7 @@ def _stick_divergence(prior: Pair, concentration: Pair, sticks: Pair) -> Array:
         - mean_log
         - (mean - 1) * (digamma(c0) - digamma(c1 + c0))
     )
-    return jnp.sum(of_sticks) + gamma_divergence(concentration, prior)
+    return of_sticks, gamma_divergence(concentration, prior)
 
 
 def parameters_of(found: Assignment, factors: Factors) -> dict[str, dict[str, Array]]:

@@ -13,25 +13,28 @@ Cost of a row: K P^3 for K groups; with C > 2 classes and missing features K C^2
 256 points, 16 for C = 3.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.scipy.special import gammaln, log_ndtr
 from jaxtyping import Float
 
 from inference.kernels.coordinate_ascent.posterior import Factors
 from inference.maths.orthants import cubature_points, log_orthant
-from inference.program.compiling import compiled
 from inference.reading.conjugate.normal import WishartHyper
 from inference.reading.conjugate.pairs import log_sticks
 from inference.reading.conjugate.quadratic import Weights, outer
 from inference.reading.stick_mixture.structure import Assignment, MixtureRows
 
-__all__ = ["Prediction", "log_label", "log_weights", "predict_rows"]
+__all__ = ["Prediction", "in_chunks", "log_label", "log_weights", "predict_rows"]
+
+CHUNK = 64  # rows
 
 
 class Prediction(NamedTuple):
@@ -45,41 +48,53 @@ class Prediction(NamedTuple):
 
 def predict_rows(found: Assignment, factors: Factors, rows: MixtureRows) -> Prediction:
     """The predictions of rows, as if they were new."""
-    given = (
-        jax.tree.map(
-            lambda part: jnp.asarray(part, factors.sticks[0].dtype),
-            (rows.features, rows.extras, rows.signs, rows.columns),
-        ),
-        jnp.asarray(rows.task),
-    )
+    float_of = lambda part: np.asarray(part, factors.sticks[0].dtype)
+    given = (*map(float_of, (rows.features, rows.extras, rows.signs)), rows.task)
+    given = (*given, tuple(map(float_of, rows.columns)))
     # Correlated scores cost more.
     is_joint = np.isnan(rows.features).any(1) & (rows.signs.shape[1] > 1)
     places = [at for at in (np.flatnonzero(~is_joint), np.flatnonzero(is_joint)) if len(at)]
+    families = tuple(block.family for block in found.columns)
     parts = [
-        _predicted(
-            found,
-            factors,
-            rows.design,
+        in_chunks(
+            partial(_predicted, families, rows.design, bool(is_joint[at[0]]), factors),
             jax.tree.map(lambda leaf, at=at: leaf[at], given),
-            is_joint[at[0]],
         )
         for at in places
     ]
     order = np.argsort(np.concatenate(places))
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *parts)
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
 
 
+def in_chunks(function: Callable, rows: Any) -> Any:
+    """What a compiled function returns for rows, in chunks of one size, so it is compiled once.
+
+    Args:
+        function: A function of a tree of arrays, each with `CHUNK` rows, that returns such a tree.
+        rows: A tree of arrays with any number of rows.
+    """
+    num_rows = len(jax.tree.leaves(rows)[0])
+    parts = []
+    for start in range(0, num_rows, CHUNK):
+        at = np.minimum(np.arange(start, start + CHUNK), num_rows - 1)
+        found = jax.device_get(function(jax.tree.map(lambda leaf, at=at: leaf[at], rows)))
+        parts.append(jax.tree.map(lambda leaf, left=num_rows - start: leaf[:left], found))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def _predicted(
-    found: Assignment, factors: Factors, design: tuple[int, ...], given: Any, is_joint: bool
+    families: tuple[Any, ...], design: tuple[int, ...], is_joint: bool, factors: Factors, rows: Any
 ) -> Prediction:
     log_weight = log_weights(factors)
     dtype = log_weight.dtype
 
-    def of_row(row: tuple[tuple[Array, Array, Array, tuple[Array, ...]], Array]) -> Prediction:
-        (x, extras, signs, columns), task = row
+    def of_row(
+        x: Array, extras: Array, signs: Array, task: Array, columns: tuple[Array, ...]
+    ) -> Prediction:
         log_group = log_weight[task]
-        for block, hyper, values in zip(found.columns, factors.columns, columns, strict=True):
-            log_group = log_group + jnp.sum(block.family.log_predictive(hyper, values), -1)
+        for family, hyper, values in zip(families, factors.columns, columns, strict=True):
+            log_group = log_group + jnp.sum(family.log_predictive(hyper, values), -1)
         mean = jnp.zeros((len(log_group), 0), dtype)
         covariance = jnp.zeros((len(log_group), 0, 0), dtype)
         if factors.features is not None:
@@ -100,9 +115,10 @@ def _predicted(
             log_group, log_probability, whole, jnp.sqrt(jnp.where(jnp.isnan(x), variance, 0))
         )
 
-    return compiled(lambda given: lax.map(of_row, given, batch_size=64), given)(given)
+    return jax.vmap(of_row)(*rows)
 
 
+@jax.jit
 def log_weights(factors: Factors) -> Float[Array, "task group"]:
     """The log of the posterior mean weight of each group in each task."""
     c1, c0 = factors.sticks

@@ -59,6 +59,7 @@ __all__ = [
     "Message",
     "RowBucket",
     "SufficientSums",
+    "as_floats",
     "class_masks",
     "complete_posterior",
     "form_of",
@@ -67,6 +68,7 @@ __all__ = [
     "inverse",
     "lay_out",
     "message_to",
+    "rounded",
     "score_of",
     "soft_labels",
     "sum_rows",
@@ -75,12 +77,14 @@ __all__ = [
 BLOCK = 16  # rows whose missing entries are worked out together
 OVERHEAD = 2e5  # of compiling a bucket, in multiplications of a group
 LONGEST_CHUNK = {"complete": 1024, "incomplete": 256}
+FEW = 500  # rows; with fewer, compiling takes longer than a sweep
+EMPTY = np.iinfo(np.int32).max  # a place without a row
 
 
 class RowBucket(NamedTuple):
     """Rows with similar numbers of holes; all arrays but `task` are [chunk, place, ...]."""
 
-    row: Array  # number of the row, or the number of all rows where the place is empty
+    row: Array  # number of the row, or `EMPTY`
     entries: Array  # u = (features, 1, extras), 0 where missing
     statistics: Array  # of the columns, one block after the other
     signs: Array  # of the soft labels [..., class]; 0 where the label leaves the sign open
@@ -110,37 +114,44 @@ def lay_out(
         chosen = np.flatnonzero((count > narrower) & (count <= width))
         chosen = np.random.default_rng(0).permutation(chosen) if shuffled else chosen
         narrower = width
-        row = _places(
-            chosen, kinds[chosen], LONGEST_CHUNK["incomplete" if width else "complete"], len(count)
-        )
+        row = _places(chosen, kinds[chosen], LONGEST_CHUNK["incomplete" if width else "complete"])
         # An empty place has the data of some row, and weight 0.
         at = np.minimum(row, len(count) - 1)
         missing = np.where(np.arange(width) < count[at][..., None], order[at, :width], 0)
         numbers = (
-            jnp.asarray(part, dtype) for part in (entries[at], statistics[at], rows.signs[at])
+            np.asarray(part, dtype) for part in (entries[at], statistics[at], rows.signs[at])
         )
         row, missing, num_missing, task = (
-            jnp.asarray(part, jnp.int32) for part in (row, missing, count[at], rows.task[row[:, 0]])
+            np.asarray(part, np.int32) for part in (row, missing, count[at], rows.task[row[:, 0]])
         )
-        found.append(RowBucket(row, *numbers, missing, num_missing, task))
+        parts = (row, *numbers, missing, num_missing, task)
+        found.append(RowBucket(*jax.device_put(parts)))
     return tuple(found)
 
 
-def _places(chosen: np.ndarray, kinds: np.ndarray, longest: int, num_rows: int) -> np.ndarray:
+def _places(chosen: np.ndarray, kinds: np.ndarray, longest: int) -> np.ndarray:
     # Row numbers [chunk, place], each chunk of one kind.
     size = int(np.bincount(kinds).max())
     # Code for chunks of the longest size takes long to compile: not for fewer than 500 rows.
-    longest = longest if size >= 500 else max(longest // 2, 1)
-    size = size if size <= BLOCK else min(longest, size + -size % BLOCK)
-    pad = lambda own: np.pad(own, (0, -len(own) % size), constant_values=num_rows)
+    longest = longest if size >= FEW else max(longest // 2, 1)
+    size = rounded(-(-size // -(-size // longest)), min(BLOCK, longest))
+    pad = lambda own: np.pad(own, (0, -len(own) % size), constant_values=EMPTY)
     return np.concatenate([pad(chosen[kinds == kind]) for kind in np.unique(kinds)]).reshape(
         -1, size
     )
 
 
+def rounded(size: int, least: int) -> int:
+    """The next of few sizes: multiples of `least`, so that other data often need no other code."""
+    step = min(max(2 ** (size.bit_length() - 2), least), 128)
+    return -(-size // step) * step
+
+
 def _widths(count: np.ndarray, size: int, most: int = 20, most_buckets: int = 5) -> tuple[int, ...]:
     # The largest number of missing entries of each bucket, chosen among at most `most` numbers by
     # the cost of a sweep; `size` is that of u.
+    if len(count) < FEW:
+        count = np.array([min(rounded(int(number), 1), size - 1) for number in count])
     sizes, how_many = np.unique(count, return_counts=True)
     ends = np.unique(np.linspace(0, len(sizes) - 1, min(most, len(sizes))).round().astype(int))
     how_many = np.add.reduceat(how_many, np.concatenate([[0], ends[:-1] + 1]))
@@ -157,6 +168,12 @@ def _widths(count: np.ndarray, size: int, most: int = 20, most_buckets: int = 5)
         for chosen in combinations(sizes[:-1].tolist(), min(number, len(sizes) - 1))
     )
     return min(((*chosen, int(sizes[-1])) for chosen in inner), key=cost)
+
+
+def as_floats(tree: Any) -> Any:
+    """A tree of numbers as arrays of JAX's default precision, without a compiler."""
+    dtype = jnp.result_type(float)
+    return jax.device_put(jax.tree.map(lambda leaf: np.asarray(leaf, dtype), tree))
 
 
 class Message(NamedTuple):
@@ -200,15 +217,14 @@ class SufficientSums(NamedTuple):
 
     def plus_task(self, other: "SufficientSums", task: Array) -> "SufficientSums":
         """The sums with those over rows of one task added."""
-        parts = (mine.at[task].add(own) for mine, own in zip(self[:-1], other[:-1], strict=True))
-        return SufficientSums(*parts, self.bound + other.bound)
+        add = lambda mine, own: lax.dynamic_update_index_in_dim(mine, mine[task] + own, task, 0)
+        return SufficientSums(*map(add, self[:-1], other[:-1]), self.bound + other.bound)
 
 
 def sum_rows(
     message: Message,
     bucket: RowBucket,
     score: Float[Array, "chunk place class group"],
-    num_rows: int,
 ) -> tuple[SufficientSums, Array]:
     """The sums over the rows of a bucket, and the new `score`.
 
@@ -217,13 +233,12 @@ def sum_rows(
         bucket: The rows.
         score: Locations of the soft labels that are factors of their own, of all classes but the
             last; not used in rows without holes.
-        num_rows: The number of all rows.
     """
     visit = _visit_incomplete if bucket.missing.shape[-1] else _visit_complete
     like = (message.matrix, message.covariance, message.answers, message.columns)
 
     def add(total: SufficientSums, part: tuple[RowBucket, Array]) -> tuple[SufficientSums, Array]:
-        chunk, weight = part[0], (part[0].row < num_rows).astype(message.const.dtype)
+        chunk, weight = part[0], (part[0].row != EMPTY).astype(message.const.dtype)
         sums, score = visit(message_to(message, chunk.task), *part, weight)
         return total.plus_task(sums, chunk.task), score
 
@@ -304,8 +319,8 @@ class CompletePosterior(NamedTuple):
 def complete_posterior(message: Message, chunk: RowBucket) -> CompletePosterior:
     """q(z, t) of rows without holes, whose soft labels are independent given the group."""
     u, masks, signs = chunk.entries.T, class_masks(chunk.signs[0]), chunk.signs.T[:, None]
-    products = jnp.concatenate([u[i : i + 1] * u[i:] for i in range(len(u))])
     first, second = np.triu_indices(len(u))
+    products = u[first] * u[second]
     form = (
         _form(message, masks)[:, first, second]
         * jnp.where(first == second, -0.5, -1.0).astype(u.dtype)[None]

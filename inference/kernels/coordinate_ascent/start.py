@@ -1,9 +1,10 @@
 """The groups of the rows before the first sweep: by k-means, at random, or by task."""
 
-import jax.numpy as jnp
+from typing import Any
+
 import numpy as np
 
-from inference.kernels.coordinate_ascent.rows import SufficientSums
+from inference.kernels.coordinate_ascent.rows import SufficientSums, as_floats
 from inference.reading.stick_mixture.structure import Assignment, MixtureRows
 
 __all__ = ["STARTS", "by_size", "column_means", "kmeans", "start_groups", "start_sums"]
@@ -62,7 +63,7 @@ def start_sums(
     num_tasks: int,
     init: str,
     rng: np.random.Generator,
-) -> tuple[SufficientSums, np.ndarray | None]:
+) -> tuple[SufficientSums, Any]:
     """The sums over the rows of each task's groups at a start, and `share`.
 
     A missing feature is taken as the mean of its column, a soft label as its sign. `share` and the
@@ -82,9 +83,8 @@ def start_sums(
         moments[j, h], columns[j, :, h] = v.T @ v, statistics[own].sum(0)
         asked[j, :, h] = np.einsum("nc,ni,nj->cij", signs != 0, v, v, optimize=True)
         products[j, :, h] = signs.T @ v
-    return SufficientSums(
-        *(jnp.asarray(part, float) for part in (moments, asked, products, columns, 0.0))
-    ), share
+    *sums, share = as_floats((moments, asked, products, columns, 0.0, share))
+    return SufficientSums(*sums), share
 
 
 def start_groups(

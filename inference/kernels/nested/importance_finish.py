@@ -24,24 +24,23 @@ the mixture and `num_draws` evaluations of the model.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from inference.kernels.nested.kernel import NestedSampler
-from inference.kernels.nested.nesting import Nesting, Shrinkage
+from inference.kernels.nested.kernel import NestedSampler, Nesting, Shrinkage
 from inference.kernels.nested.state import Nest, particles
-from inference.maths.normal_mixture import Defensive, FitPoints, NormalMixture, NormalSummary
+from inference.maths.host import Array, generator, in_chunks
+from inference.maths.normal_mixture import Defensive, FitPoints, NormalSummary
 from inference.maths.resampling import resampled
 from inference.program.compiling import compiled
 from inference.program.program import Program
 from inference.program.sites import check_setting, check_whole, is_between
-from inference.reading.density import canonical_densities, canonical_draw, site_values
+from inference.reading.density import canonical_densities, relabel, site_values
 from inference.run.protocol import Algorithm, Results
 
 __all__ = ["Finish", "ImportanceFinish"]
@@ -74,6 +73,7 @@ class ImportanceFinish(Algorithm):
     """
 
     report = "nested"
+    draws_at_end = True
 
     def __init__(
         self,
@@ -147,46 +147,43 @@ class ImportanceFinish(Algorithm):
         return [self._importance_sampled(state, reading) for state in states]
 
     def _importance_sampled(self, state: Finish, reading: Nesting) -> Finish:
-        split, labels = reading.split, (reading.exchange, state.nest.reference)
+        split, exchange, reference = reading.split, reading.exchange, state.nest.reference
         # Weights are small where the posterior falls slower than the proposal. Of proposals with
         # this many degrees of freedom for a Normal posterior, some two thirds of the draws are
         # effective in any dimension.
         family = NormalSummary(split.size, max(6.0, 0.6 * split.size))
         proposal = Defensive(family, self.background)
-        draw = canonical_draw(*labels, split.draw)
-        densities = canonical_densities(*labels, split.densities)
+        densities = canonical_densities(exchange, reference, split.densities)
         points, point_weight = reading.points(state.nest)
-        point_weight = point_weight - jax.nn.logsumexp(point_weight)
-        z, weight = points, point_weight
-        of_points = _mapped(densities, points)
-        log_density = lambda mixture, point: proposal.log_density(mixture, *point)
+        point_weight = point_weight - np.logaddexp.reduce(point_weight)
+        z, weight, of_points = points, point_weight, _mapped(densities, points)
+        rng = generator(state.rng_key)
         for number in range(1, self.num_rounds + 1):
-            fit_key, draw_key = random.split(
-                random.fold_in(random.wrap_key_data(state.rng_key), number)
+            mixture = family.fitted(rng, FitPoints(z), weight, self.num_clumps * 2 ** (number - 1))
+            log_density = lambda *at, mixture=mixture: in_chunks(
+                lambda some: proposal.log_densities(mixture, *some), at
             )
-            mixture = family.fitted(
-                fit_key, FitPoints(z), weight, self.num_clumps * 2 ** (number - 1)
-            )
-            drawn, log_weight, log_likelihood = _mapped(
-                partial(_drawn, draw, densities, proposal, mixture),
-                random.split(draw_key, self.num_draws),
-            )
-            log_proposal = _mapped(partial(log_density, mixture), (points, of_points[0]))
-            log_total = jax.nn.logsumexp(log_weight)
-            missed = _missed(point_weight, sum(of_points) - log_proposal - log_total)
-            square = jnp.sum(jnp.exp(log_weight - log_total) ** 2)
+            of_prior = relabel(exchange, split.draws(rng, self.num_draws), reference)
+            drawn = proposal.draws(rng, mixture, of_prior)
+            log_prior, log_likelihood = _mapped(densities, drawn)
+            log_weight = log_prior + log_likelihood - log_density(drawn, log_prior)
+            log_weight = np.where(np.isnan(log_weight), -np.inf, log_weight)
+            log_total = np.logaddexp.reduce(log_weight)
+            log_each = sum(of_points) - log_density(points, of_points[0]) - log_total
+            missed = _missed(point_weight, log_each)
+            square = np.sum(np.exp(log_weight - log_total) ** 2)
             if 1 / square >= self.enough * self.num_draws and missed**2 <= square:
                 break
-            z = jnp.concatenate([points, drawn])
+            z = np.concatenate([points, drawn])
             # at most 1 / sqrt(number), lest a fit go to a single draw (Ionides 2008)
-            truncated = jnp.minimum(log_weight - log_total, -0.5 * np.log(self.num_draws))
-            weight = jnp.concatenate([point_weight, truncated])
+            truncated = np.minimum(log_weight - log_total, -0.5 * np.log(self.num_draws))
+            weight = np.concatenate([point_weight, truncated])
         return state._replace(
             z=drawn,
-            log_weight=log_weight,
+            log_weight=log_weight.astype(drawn.dtype),
             log_likelihood=log_likelihood,
-            num_rounds=jnp.asarray(number, jnp.int32),
-            missed=missed,
+            num_rounds=np.asarray(number, np.int32),
+            missed=np.asarray(missed, drawn.dtype),
         )
 
     def draw(
@@ -199,22 +196,19 @@ class ImportanceFinish(Algorithm):
     ) -> dict[str, Array]:
         """Draws in proportion to their weights, by systematic resampling.
 
-        A run that was ended before the importance sampling returns points of the sampler.
+        Before the importance sampling they are points of the sampler.
         """
         if not state.num_rounds:
             return self.sampler.draw(rng_key, state.nest, reading, data, num_draws)
-        return site_values(
-            random.fold_in(rng_key, 1),
-            reading.split,
-            reading.exchange,
-            state.z[resampled(rng_key, state.log_weight, num_draws)],
-        )
+        rng = generator(rng_key)
+        chosen = np.asarray(state.z)[resampled(rng, state.log_weight, num_draws)]
+        return site_values(rng, reading.split, reading.exchange, chosen)
 
     def results(self, state: Finish, reading: Nesting, data: dict[str, Array]) -> Results:
         """The evidence by importance sampling and by nested sampling, and the weighted draws.
 
-        The weights sum to the evidence. A run that was ended before the importance sampling returns
-        the results of the sampler, without an error.
+        The weights sum to the evidence. Before the importance sampling the results are those of the
+        sampler.
         """
         nested = self.sampler.results(state.nest, reading, data)
         before = {
@@ -223,8 +217,7 @@ class ImportanceFinish(Algorithm):
         if not state.num_rounds:
             every = nested.groups["particles"].items()
             points = {name: value for name, value in every if name != "mode"}
-            attrs = nested.attrs | before | {"log_evidence_se": jnp.nan, "ess": jnp.nan}
-            return nested._replace(groups={"particles": points}, attrs=attrs)
+            return nested._replace(groups={"particles": points}, attrs=nested.attrs | before)
         log_weight = state.log_weight - np.log(self.num_draws)
         log_evidence = jax.nn.logsumexp(log_weight)
         ratio, share = jnp.exp(state.log_weight - log_evidence), jnp.exp(log_weight - log_evidence)
@@ -241,19 +234,19 @@ class ImportanceFinish(Algorithm):
             "num_rounds": state.num_rounds,
         }
         found = particles(
-            site_values(random.key(0), reading.split, reading.exchange, state.z),
+            site_values(np.random.default_rng(0), reading.split, reading.exchange, state.z),
             log_weight=log_weight,
             log_likelihood=state.log_likelihood,
         )
         return found._replace(attrs=nested.attrs | attrs)
 
 
-def _mapped(function: Callable, arrays: Any) -> Any:
-    mapped = lambda arrays: jax.lax.map(function, arrays, batch_size=1000)
-    return compiled(mapped, arrays)(arrays)
+def _mapped(densities: Callable, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    mapped = lambda z: jax.lax.map(densities, z, batch_size=1000)
+    return jax.device_get(compiled(mapped, z)(z))
 
 
-def _missed(log_share: Array, log_each: Array) -> Array:
+def _missed(log_share: np.ndarray, log_each: np.ndarray) -> np.floating:
     """The share of the posterior where less than one draw is expected, by points of the sampler.
 
     It is that of the points of the largest weights, as many as hold less than one expected draw.
@@ -262,16 +255,6 @@ def _missed(log_share: Array, log_each: Array) -> Array:
         log_share: of the points, as shares of the posterior.
         log_each: the importance weight at each point, as a part of the sum over the draws.
     """
-    largest = jnp.argsort(-log_each)
-    num_draws = jnp.cumsum(jnp.exp(log_share - log_each)[largest])
-    return jnp.sum(jnp.exp(log_share)[largest], where=num_draws < 1)
-
-
-def _drawn(
-    draw: Callable, densities: Callable, proposal: Defensive, mixture: NormalMixture, key: Array
-) -> tuple[Array, Array, Array]:
-    """A draw, its log weight and its log likelihood; a density of NaN counts as 0."""
-    z = proposal.draw(key, mixture, draw)
-    log_prior, log_likelihood = densities(z)
-    log_weight = log_prior + log_likelihood - proposal.log_density(mixture, z, log_prior)
-    return z, jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight), log_likelihood
+    largest = np.argsort(-log_each)
+    num_draws = np.cumsum(np.exp(log_share - log_each)[largest])
+    return np.sum(np.exp(log_share)[largest], where=num_draws < 1)

@@ -24,23 +24,37 @@ are taken evenly along the principal axis of the mode, so that parts at its two 
 numbers of points. On average each survivor is copied equally often.
 
 Modes are connected components of the graph of mutual nearest neighbours, in coordinates in which
-each mode has unit covariance. A split is final: the parts share the volume as they share the
-points, and new points of a mode are copies of its own points from then on, so that the evidence of
-separated modes cannot drift.
+each mode has unit covariance. A component of few points, even of one, is a mode where it is proved:
+it is far from the others, and the likelihood falls below the limit on each straight way to the
+points that are nearest. Without, a mode that is narrow would be lost by drift: if its share of the
+volume is less than a point, it has one now and then, and that dies. A split is final: the parts
+share the volume as they share the points, and new points of a mode are copies of its own points
+from then on, so that the evidence of separated modes cannot drift.
+
+A lone point is a rough measure of the volume of its mode, which the simulated histories know. Walks
+in a mode of few points are too short to leave it. Where a region is proved separate although walks
+still reach it from elsewhere, its volume is too large on average: so components that are near to
+others, as at the ragged edge of a mode in many dimensions, are not tried.
+
+A mode that dies out while it could add to the evidence is kept in mind, until a live point is found
+to which a way leads from its last point.
 
 Skilling (2006), "Nested sampling for general Bayesian computation"; Walter (2017), "Point
 process-based Monte Carlo estimation". Cost of a step: histories x (deaths^2 + modes), live points x
-size x 8, and two sorts; of a search for modes: live points^2 x (size + neighbours).
+size x 8, and two sorts; of a search for modes: live points^2 x (size + neighbours), and at most 8 x
+12 x 8 evaluations.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from jaxtyping import Array, Float, Int
+from jaxtyping import Bool, Float, Int
 
+from inference.maths.host import Array
 from inference.maths.slice_walk import (
     Limit,
     Particles,
@@ -54,8 +68,10 @@ from inference.run.protocol import Results
 __all__ = [
     "Dead",
     "Death",
+    "Lost",
     "Nest",
     "Offers",
+    "Sought",
     "Volumes",
     "all_points",
     "covariance_roots",
@@ -64,14 +80,16 @@ __all__ = [
     "initial_state",
     "insertion_rank",
     "lowest",
+    "nearest",
     "parents_of",
     "particles",
     "principal_coordinate",
     "remaining",
+    "search_modes",
     "share_volumes",
     "shrink_volumes",
-    "split_modes",
     "whole_prior",
+    "with_lost",
     "with_room",
 ]
 
@@ -104,6 +122,18 @@ class Offers(NamedTuple):
     rng_key: Array  # of the new ones
 
 
+class Lost(NamedTuple):
+    """The last points of modes that died out while they could add to the evidence.
+
+    Also counted are those that had no place here, and modes that were proved and had no place.
+    """
+
+    z: Float[Array, "lost size"]
+    log_likelihood: Float[Array, " lost"]
+    is_lost: Bool[Array, " lost"]  # until a live point is found to which a way leads
+    num_others: Array
+
+
 class Nest(NamedTuple):
     """The state of a run."""
 
@@ -117,6 +147,7 @@ class Nest(NamedTuple):
     num_dead: Array
     num_steps: Array
     num_evaluations: Array
+    lost: Lost
     longer: Array  # log of the length of walks, relative to the first ones
     offers: Offers
     reference: Reference  # by which exchangeable members are labelled
@@ -135,22 +166,23 @@ def initial_state(
         room: for dead points.
     """
     (num_live, size), dtype = live.z.shape, live.z.dtype
-    zero, nothing = jnp.zeros((), jnp.int32), jnp.zeros(0, dtype)
-    dead = Dead(jnp.zeros((0, size), dtype), nothing, nothing, jnp.zeros(0, jnp.int32))
+    zero, nothing = np.zeros((), np.int32), np.zeros(0, dtype)
+    dead = Dead(np.zeros((0, size), dtype), nothing, nothing, np.zeros(0, np.int32))
     # 12 searches back to an ancestor, because modes stay connected in the graph for long after the
     # last walk went from one to the other
-    ancestor = jnp.broadcast_to(jnp.arange(num_live, dtype=jnp.int32), (12, num_live))
+    ancestor = np.broadcast_to(np.arange(num_live, dtype=np.int32), (12, num_live))
     return Nest(
         live=live,
-        mode=jnp.zeros(num_live, jnp.int32),
+        mode=np.zeros(num_live, np.int32),
         ancestor=ancestor,
-        num_modes=zero + 1,
+        num_modes=zero + np.int32(1),
         volumes=whole_prior(num_modes, num_histories=200),
         dead=with_room(dead, room),
         num_dead=zero,
         num_steps=zero,
-        num_evaluations=zero + num_live,
-        longer=jnp.zeros((), dtype),
+        num_evaluations=zero + np.int32(num_live),
+        lost=Lost(np.zeros((8, size), dtype), np.zeros(8, dtype), np.zeros(8, bool), zero),
+        longer=np.zeros((), dtype),
         offers=offers,
         reference=reference,
     )
@@ -158,11 +190,11 @@ def initial_state(
 
 def with_room(dead: Dead, room: int) -> Dead:
     """Dead points with room for `room` in all."""
-    more = lambda leaf: jnp.zeros((room - len(leaf), *leaf.shape[1:]), leaf.dtype)
-    return jax.tree.map(lambda leaf: jnp.concatenate([leaf, more(leaf)]), dead)
+    more = lambda leaf: np.zeros((room - len(leaf), *leaf.shape[1:]), leaf.dtype)
+    return jax.tree.map(lambda leaf: np.concatenate([leaf, more(leaf)]), jax.device_get(dead))
 
 
-def all_points(state: Nest) -> tuple[Array, Array, Array, Array]:
+def all_points(state: Nest) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """All points, dead and live: z, log weight, log likelihood, mode."""
     nest, kept = jax.device_get(state), int(state.num_dead)
     count = np.bincount(nest.mode, minlength=len(nest.volumes.log_volume))
@@ -171,16 +203,15 @@ def all_points(state: Nest) -> tuple[Array, Array, Array, Array]:
     log_likelihood = np.concatenate([dead.log_likelihood, nest.live.log_likelihood])
     log_weight = np.concatenate([dead.log_volume, log_each[nest.mode]]) + log_likelihood
     z, mode = np.concatenate([dead.z, nest.live.z]), np.concatenate([dead.mode, nest.mode])
-    z, log_weight, log_likelihood, mode = map(jnp.asarray, (z, log_weight, log_likelihood, mode))
     return z, log_weight, log_likelihood, mode
 
 
-def information_of(state: Nest) -> Array:
+def information_of(state: Nest) -> np.floating:
     """Kullback-Leibler divergence from the prior to the posterior, in nats; by NumPy."""
-    _, log_weight, log_likelihood, _ = map(np.asarray, all_points(state))
+    _, log_weight, log_likelihood, _ = all_points(state)
     total = np.logaddexp.reduce(log_weight)
     weight = np.exp(log_weight - total)
-    return jnp.asarray(np.sum(weight * np.where(weight > 0, log_likelihood, 0.0)) - total)
+    return np.sum(weight * np.where(weight > 0, log_likelihood, 0.0)) - total
 
 
 def particles(values: dict[str, Array], **beside: Array) -> Results:
@@ -194,14 +225,14 @@ def particles(values: dict[str, Array], **beside: Array) -> Results:
 
 def whole_prior(most_modes: int, num_histories: int) -> Volumes:
     """The volumes at the start: the whole prior in the first of up to `most_modes` modes."""
-    return Volumes(
-        jnp.full((most_modes, 1 + num_histories), -jnp.inf).at[0].set(0.0),
-        jnp.full(1 + num_histories, -jnp.inf),
-    )
+    is_first = np.arange(most_modes) == 0
+    log_volume = np.where(is_first[:, None], np.zeros(1 + num_histories), -np.inf)
+    dtype = jnp.result_type(float)
+    return Volumes(log_volume.astype(dtype), np.full(1 + num_histories, -np.inf, dtype))
 
 
 def shrink_volumes(
-    rng_key: Array,
+    uniform: Float[Array, "death history"],
     volumes: Volumes,
     log_likelihood: Float[Array, " death"],
     mode: Int[Array, " death"],
@@ -211,7 +242,7 @@ def shrink_volumes(
     """The expected log volume of the shell of each death, and the volumes after the deaths.
 
     Args:
-        rng_key: a JAX key.
+        uniform: numbers between 0 and 1.
         volumes: those before.
         log_likelihood: of the points that die.
         mode: of the points that die.
@@ -220,7 +251,7 @@ def shrink_volumes(
     """
     dtype = volumes.log_volume.dtype
     alive = (count - rank)[:, None].astype(dtype)
-    drawn = random.exponential(rng_key, (len(mode), volumes.log_volume.shape[1] - 1), dtype) / alive
+    drawn = -jnp.log(uniform) / alive
     expected = jnp.minimum(-jnp.log1p(-1 / alive), 100.0)  # not infinite where the last point dies
     drop = jnp.concatenate([expected, drawn], axis=1)
     is_same = mode[:, None] == mode[None, :]
@@ -235,47 +266,58 @@ def shrink_volumes(
 def share_volumes(
     rng_key: Array,
     volumes: Volumes,
+    before: Int[Array, " live"],
     mode: Int[Array, " live"],
-    origin: Int[Array, " mode"],
     ancestor: Int[Array, " live"],
 ) -> Volumes:
-    """The volumes after modes were split.
+    """The volumes after points went to other modes, each with its share of the volume.
 
     Args:
         rng_key: a JAX key.
         volumes: those before.
-        mode: of the live points after the split.
-        origin: the mode that each mode was a part of.
+        before: the mode of each live point before.
+        mode: after.
         ancestor: the point that each live point descends from.
     """
     log_volume = volumes.log_volume
     shape = len(mode), log_volume.shape[1] - 1
     drawn = random.exponential(rng_key, shape, log_volume.dtype)[ancestor]
     each = jnp.concatenate([jnp.ones_like(drawn[:, :1]), drawn], axis=1)
-    part = jnp.zeros_like(log_volume).at[mode].add(each)
-    whole = jnp.zeros_like(log_volume).at[origin].add(part)[origin]
-    shared = log_volume[origin] + (jnp.log(part) - jnp.log(whole))
-    return volumes._replace(log_volume=jnp.where(part < whole, shared, log_volume))
+    whole = jnp.zeros_like(log_volume).at[before].add(each)
+    log_each = log_volume[before] + jnp.log(each) - jnp.log(whole)[before]
+    highest = jnp.full_like(log_volume, -jnp.inf).at[mode].max(log_each)
+    parts = jnp.zeros_like(log_volume).at[mode].add(jnp.exp(log_each - highest[mode]))
+    is_other = jnp.zeros((len(log_volume), 1), bool).at[before, 0].max(mode != before)
+    is_other = is_other.at[mode, 0].max(mode != before)
+    return volumes._replace(log_volume=jnp.where(is_other, highest + jnp.log(parts), log_volume))
 
 
 def remaining(state: Nest, columns: slice = slice(None)) -> Float[Array, " column"]:
-    """The log-evidence that the live points stand for, by columns of the volumes."""
-    log_volume = state.volumes.log_volume[:, columns]
-    count = jnp.zeros(len(log_volume), jnp.int32).at[state.mode].add(1)
-    log_each = log_volume - jnp.log(jnp.maximum(count, 1).astype(log_volume.dtype))[:, None]
-    return jax.nn.logsumexp(log_each[state.mode] + state.live.log_likelihood[:, None], axis=0)
+    """The log-evidence that the live points stand for, by columns of the volumes.
+
+    By NumPy for a state of its arrays, else by JAX, as `evidence`.
+    """
+    xp, log_volume = _namespace(state), state.volumes.log_volume[:, columns]
+    count = (state.mode == xp.arange(len(log_volume))[:, None]).sum(1)
+    log_each = log_volume - xp.log(xp.maximum(count, 1).astype(log_volume.dtype))[:, None]
+    each = log_each[state.mode] + state.live.log_likelihood[:, None]
+    return np.logaddexp.reduce(each) if xp is np else jax.nn.logsumexp(each, axis=0)
 
 
-@jax.jit
 def evidence(state: Nest) -> tuple[Array, Array]:
     """The log-evidence with all live points, and its standard error.
 
     The evidence is unbiased, so its logarithm is too small by half of its variance on average, and
     that is added.
     """
-    each = jnp.logaddexp(state.volumes.log_evidence, remaining(state))
-    error = jnp.std(each[1:])
+    xp = _namespace(state)
+    each = xp.logaddexp(state.volumes.log_evidence, remaining(state))
+    error = xp.std(each[1:])
     return each[0] + error**2 / 2, error
+
+
+def _namespace(state: Nest) -> Any:
+    return np if isinstance(state.mode, np.ndarray) else jnp
 
 
 # Deaths and births.
@@ -309,8 +351,22 @@ def lowest(
     )
 
 
+def with_lost(lost: Lost, live: Particles, death: Death, is_lost: Bool[Array, " mode"]) -> Lost:
+    """The lost modes with those that died out just now, of which the first has a place."""
+    place, mode = jnp.argmin(lost.is_lost), jnp.argmax(is_lost)
+    point = death.order[death.first[mode] + death.count[mode] - 1]
+    takes = is_lost.any() & ~lost.is_lost[place]
+    put = lambda room, new: room.at[place].set(jnp.where(takes, new, room[place]))
+    return Lost(
+        put(lost.z, live.z[point]),
+        put(lost.log_likelihood, live.log_likelihood[point]),
+        put(lost.is_lost, True),
+        lost.num_others + jnp.sum(is_lost, dtype=jnp.int32) - takes.astype(jnp.int32),
+    )
+
+
 def parents_of(
-    rng_key: Array,
+    uniform: Float[Array, " mode"],
     z: Float[Array, "live size"],
     mode: Int[Array, " live"],
     death: Death,
@@ -319,7 +375,7 @@ def parents_of(
     """The survivor that each birth is a copy of.
 
     Args:
-        rng_key: a JAX key.
+        uniform: numbers between 0 and 1.
         z: the live points.
         mode: of the live points.
         death: who dies.
@@ -331,29 +387,35 @@ def parents_of(
     births = jnp.zeros_like(survivors).at[birth_mode].add(1)
     before = (jnp.cumsum(births) - births)[birth_mode]
     number = jnp.arange(len(birth_mode), dtype=birth_mode.dtype) - before
-    offset = random.uniform(rng_key, survivors.shape, z.dtype)[birth_mode]
-    share = (number.astype(z.dtype) + offset) / births[birth_mode].astype(z.dtype)
+    share = (number.astype(z.dtype) + uniform[birth_mode]) / births[birth_mode].astype(z.dtype)
     pick = (share * survivors[birth_mode].astype(z.dtype)).astype(jnp.int32)
     return order[death.first[birth_mode] + jnp.minimum(pick, survivors[birth_mode] - 1)]
 
 
 def insertion_rank(
-    rng_key: Array,
+    uniform: Float[Array, " birth"],
     live: Particles,
     mode: Int[Array, " live"],
     death: Death,
     born: Particles,
     birth_mode: Int[Array, " birth"],
 ) -> Int[Array, " birth"]:
-    """The rank of each birth among the survivors of its mode, scaled to all live points."""
+    """The rank of each birth among the survivors of its mode, scaled to all live points.
+
+    It is an integer by the `uniform` numbers between 0 and 1. Where a mode has more births than
+    survivors, as one that was found just now, the ranks would hang together: they are -1.
+    """
     num_live, dtype = len(mode), born.z.dtype
     survives = jnp.ones(num_live, bool).at[death.chosen].set(False)
     limit = Limit(born.log_likelihood[:, None], born.label[:, None])
     is_lower = ~is_above(live.log_likelihood[None], live.label[None], limit)
     below = jnp.sum(is_lower & survives[None] & (mode[None] == birth_mode[:, None]), axis=1)
-    places = ((death.count - death.dying)[birth_mode] + 1).astype(dtype)
-    share = (below.astype(dtype) + random.uniform(rng_key, below.shape, dtype)) / places
-    return jnp.minimum(jnp.floor(share * num_live), num_live - 1).astype(jnp.int32)
+    survivors = death.count - death.dying
+    births = jnp.zeros_like(survivors).at[birth_mode].add(1)
+    places = (survivors[birth_mode] + 1).astype(dtype)
+    share = (below.astype(dtype) + uniform) / places
+    rank = jnp.minimum(jnp.floor(share * num_live), num_live - 1).astype(jnp.int32)
+    return jnp.where((births <= survivors)[birth_mode], rank, -1)
 
 
 def principal_coordinate(
@@ -383,6 +445,8 @@ def principal_coordinate(
 NEIGHBOURS = 7
 # neighbours in one dimension: among 7 of 200 such points there are two gaps by chance
 ON_A_LINE = 15
+TRIALS, ENDS = 8, 12  # components that a search tries, and ways from each
+FAR = 1.5  # distance to the rest of its mode, over that of neighbours
 
 
 def covariance_roots(
@@ -400,48 +464,87 @@ def covariance_roots(
     return jnp.linalg.cholesky((sums + 1.0 * size * pooled[None]) / (count + 1.0 * size)[..., None])
 
 
-def split_modes(
-    z: Float[Array, "point size"],
+class Sought(NamedTuple):
+    """What a search for modes has found."""
+
+    mode: Int[Array, " point"]
+    num_modes: Array
+    num_refused: Array  # modes that were proved and for which there was no place
+    num_evaluations: Array
+
+
+def search_modes(
+    live: Particles,
     mode: Int[Array, " point"],
     roots: Float[Array, "mode size size"],
     num_modes: Array,
     least: int,
-) -> tuple[Int[Array, " point"], Int[Array, " mode"], Array]:
-    """Each mode split into its connected components.
+    are_apart: Callable,
+) -> Sought:
+    """The modes after each was split into its connected components.
 
-    Returned are the mode of each point, the mode that each mode was a part of, and their number.
+    The largest component of a mode keeps its number. Another one becomes a mode if it has many
+    points, or is proved to be separate from all others. Of the small ones those are tried that lie
+    farthest from the rest of their mode, some at a time. Points of the other small components join
+    the component of the nearest other point.
 
     Args:
-        z: the live points.
+        live: the live points.
         mode: of the points.
         roots: Cholesky factors of the covariance of each mode; as many as modes may become.
         num_modes: modes so far.
-        least: points of the smallest component that becomes a mode; points of smaller ones join
-            the component of the nearest other point.
+        least: points of a component that needs no proof.
+        are_apart: a function of vectors [trial, size], of others [trial, end, size], and whether
+            there is something to try [trial]. It returns whether the likelihood falls below the
+            limit on the way to each end, and the evaluations.
     """
-    num_points, most = len(z), len(roots)
+    num_points, most = len(live.z), len(roots)
     points = jnp.arange(num_points, dtype=jnp.int32)
-    square = _square_distances(z, mode, roots)
-    num_neighbours = NEIGHBOURS if z.shape[1] > 1 else ON_A_LINE
+    square = _square_distances(live.z, mode, roots)
+    num_neighbours = NEIGHBOURS if live.z.shape[1] > 1 else ON_A_LINE
     component = _components(_mutual_neighbours(square, num_neighbours))
     size = jnp.zeros(num_points, jnp.int32).at[component].add(1)
-    is_large = size[component] >= least
-    nearest = jnp.argmin(jnp.where(is_large[None, :], square, jnp.inf), axis=1)
-    component = jnp.where(is_large, component, component[nearest])
-    size = jnp.zeros(num_points, jnp.int32).at[component].add(1)
-    is_first = (component == points) & is_large
-    smallest = jnp.iinfo(jnp.int32).min
-    # the largest component of a mode keeps its number, the first of them in a tie
-    order = jnp.where(is_first, size * num_points - points, smallest)
-    best = jnp.full(most, smallest).at[mode].max(order)
-    is_new = is_first & (order < best[mode])
+    is_first, is_large = component == points, size >= least
+    # the largest component of a mode, the first of them in a tie
+    order = size * num_points - points
+    best = jnp.zeros(most, jnp.int32).at[mode].max(jnp.where(is_first, order, 0))
+    is_largest = is_first & (order == best[mode])
+    # from the point of each small component that is nearest to the rest of its mode
+    outside = component[:, None] != component[None, :]
+    gap = jnp.min(jnp.where(outside, square, jnp.inf), axis=1)
+    least_gap = jnp.full(num_points, jnp.inf, gap.dtype).at[component].min(gap)
+    closest = jnp.where(gap == least_gap[component], points, num_points)
+    closest = jnp.full(num_points, num_points).at[component].min(closest)
+    is_far = least_gap > FAR**2 * jnp.median(square.min(1))
+    is_small = is_first & ~is_large & ~is_largest & is_far
+    _, tried = jax.lax.top_k(jnp.where(is_small, least_gap, -jnp.inf), min(TRIALS, num_points))
+    here = closest[tried]
+    there = nearest(live.z, roots[mode[here]], live.z[here], outside[here])
+    apart, num_evaluations = are_apart(live.z[here], there, is_small[tried])
+    is_proved = jnp.zeros(num_points, bool).at[tried].set(apart)
+    is_new = is_first & ~is_largest & (is_large | is_proved)
     number = num_modes - 1 + jnp.cumsum(is_new, dtype=jnp.int32)
-    is_new = is_new & (number < most)
-    new = jnp.where(is_new, number, mode).astype(mode.dtype)
-    origin = jnp.arange(most, dtype=jnp.int32)
-    origin = origin.at[jnp.where(is_new, new, most)].set(mode, mode="drop")
-    new_mode = jnp.where(best[mode] > smallest, new[component], mode)
-    return new_mode, origin, num_modes + jnp.sum(is_new, dtype=num_modes.dtype)
+    is_refused, is_new = is_new & (number >= most), is_new & (number < most)
+    is_kept = (is_largest | is_large | is_new)[component]
+    joined = jnp.argmin(jnp.where(is_kept[None, :], square, jnp.inf), axis=1)
+    component = jnp.where(is_kept, component, component[joined])
+    new_mode = jnp.where(is_new, number, mode)[component].astype(mode.dtype)
+    count = lambda flags: jnp.sum(flags, dtype=num_modes.dtype)
+    lost = count(is_refused & is_proved)
+    return Sought(new_mode, num_modes + count(is_new), lost, num_evaluations)
+
+
+def nearest(
+    z: Float[Array, "point size"],
+    root: Float[Array, "trial size size"],
+    here: Float[Array, "trial size"],
+    outside: Bool[Array, "trial point"],
+) -> Float[Array, "trial end size"]:
+    """The points outside of some components that are nearest to a vector, whitened by `root`."""
+    away = z[None] - here[:, None]
+    whitened = lambda root, away: jax.scipy.linalg.solve_triangular(root, away.T, lower=True)
+    square = jnp.sum(jax.vmap(whitened)(root, away) ** 2, 1)
+    return z[jax.lax.top_k(-jnp.where(outside, square, jnp.inf), min(ENDS, len(z)))[1]]
 
 
 def _square_distances(z: Array, mode: Array, roots: Array) -> Array:

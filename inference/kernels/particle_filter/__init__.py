@@ -5,8 +5,8 @@ candidates are weighted, and a resampling scheme keeps some of them.
 
     kernel      `ParticleFilter`: settings, the state, a step, the tree
     particles   the table of groups that particles share; candidates, their resampling (`choose`),
-                Gibbs steps on past rows, and joining the filters of the classes
-    ancestry    the group of every row, by the genealogy of the particles
+                Gibbs steps on past rows, joining the filters of the classes; the genealogy, from
+                which the group of every row is read
     predict     class probabilities, imputation and draws of new rows
 
 The resampling schemes themselves are in `inference.maths.resampling`, which tempering shares.

@@ -17,21 +17,23 @@ refuses it.
   over a `grid`: one filter for each point, weighted by prior and evidence.
 - `rejuvenate` redraws the groups of that many past rows after each row, by Gibbs steps, so that
   early mistakes are forgotten.
+- `shuffle` has each replicate read the rows in an order of its own. Replicates in one order share
+  its early mistakes; those in several orders differ by them, which shows in the spread of their
+  evidence, and their average predicts better than each.
 
 Cost of a row: O(grid x (T x columns + particles x classes x groups)), whatever the number of rows
-before. T is the number of distinct groups in use, about 3 for each particle. While no particle has
-`NARROW` groups of a class, only so many are weighed. Memory: the table of groups, and 8 bytes x
-grid x particles a row for the assignments, which `keep_assignments=False` does not store. With
-`rejuvenate` all past rows are stored, 4 bytes x grid x particles each, and a row costs
-O(grid x particles x rows before) more.
+before. T is the number of distinct groups in use, about 3 for each particle. Room for groups is
+doubled when it is full. Memory: the table of groups, and 8 bytes x grid x particles a row for the
+assignments, which `keep_assignments=False` does not store. With `rejuvenate` all past rows are
+stored, 4 bytes x grid x particles each, and a row costs O(grid x particles x rows before) more.
 
 Mansinghka, Roy, Rifkin and Tenenbaum (2007), "AClass: an online algorithm for generative
 classification"; Fearnhead (2004).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, override
 
 import jax
@@ -40,25 +42,34 @@ import numpy as np
 from jax import Array, random
 
 from inference.distributions.partitions import ExchangeablePartition
-from inference.kernels.particle_filter import ancestry
 from inference.kernels.particle_filter.particles import (
-    NARROW,
+    Genealogy,
     Groups,
     Rules,
+    drawn_particles,
+    drawn_partitions,
+    empty_genealogy,
     filter_row,
+    filters,
     join_each,
+    joined_genealogy,
+    partitions,
+    record,
     redraw,
     start,
+    table_of,
     wider,
 )
 from inference.kernels.particle_filter.predict import (
     drawn_places,
     log_classes,
+    log_shares,
     mean_rows,
     new_rows,
 )
-from inference.maths.resampling import SCHEMES, effective_size
-from inference.program.compiling import once
+from inference.maths.host import generator
+from inference.maths.resampling import SCHEMES
+from inference.program.interpreting import interpreted
 from inference.program.program import Program
 from inference.program.sites import check_setting, check_whole
 from inference.reading.crp_mixture import Partition, PartitionRows, grid_of, read_partition
@@ -66,7 +77,7 @@ from inference.run.protocol import Algorithm, Results
 
 __all__ = ["FilterData", "FilterReading", "FilterState", "ParticleFilter", "RowReport"]
 
-NUM_GROUPS = 32  # of each class that there is room for at the start; doubled when it is full
+NUM_GROUPS = 8  # of each class that there is room for at the start; doubled when it is full
 NUM_ROWS = 6  # of the table for each particle at the start; doubled when it is full
 NUM_KEPT = 1024  # rows of data that there is room for at the least, so that shapes seldom change
 
@@ -81,11 +92,12 @@ class FilterState(NamedTuple):
     log_evidence: Array  # [grid]: of all rows so far
     rounding: Array  # [grid]: error of `log_evidence` by rounding, of Kahan's summation
     class_count: Array  # [class]: rows of known class
-    genealogy: ancestry.Genealogy
+    genealogy: Genealogy
     past: PartitionRows  # all rows so far where they are redrawn, else none
     seen: Array  # rows so far
     row: Array  # rows so far of the present data
     num_rows: Array  # of the present data
+    order: Array  # [row] of the first data, in which they are read; empty: as they come
     next_label: Array  # class of the next row, -1 where it is latent
     rng_key: Array
     points: dict[str, Array]  # values of the latent scalars, {site: [grid]}
@@ -93,7 +105,33 @@ class FilterState(NamedTuple):
 
     def log_points(self) -> Array:
         """Returns the log weight of each point of the grid, up to a constant."""
-        return self.log_prior + (self.log_evidence - jnp.max(self.log_evidence)) - self.rounding
+        return self.log_prior + (self.log_evidence - self.log_evidence.max()) - self.rounding
+
+    def on_host(self) -> "FilterState":
+        """Returns the same state in NumPy arrays."""
+        return jax.device_get(self._replace(rng_key=random.key_data(self.rng_key)))
+
+    def place(self, row: Array) -> Array:
+        """Returns where the row with this number in the order of reading is in the present data."""
+        if not len(self.order):
+            return row
+        # after an update rows have been seen before those of the present data
+        is_in_order = (self.seen == self.row) & (row < len(self.order))
+        return jnp.where(is_in_order, self.order[jnp.minimum(row, len(self.order) - 1)], row)
+
+    def by_row(self, values: np.ndarray) -> np.ndarray:
+        """Returns NumPy values in the order of the data, -1 for rows that were not read yet.
+
+        Args:
+            values: In the order of reading, [row, ...].
+        """
+        if not len(self.order):
+            return values
+        seen, num_rows = int(self.seen), int(self.seen - self.row + self.num_rows)
+        order = np.asarray(self.order)
+        found = np.full((num_rows, *values.shape[1:]), -1, values.dtype)
+        found[np.concatenate([order, np.arange(len(order), seen)])[:seen]] = values
+        return found
 
     def total_log_evidence(self) -> np.ndarray:
         """Returns the log evidence of all rows so far, with the latent scalars summed out.
@@ -143,11 +181,11 @@ class FilterReading:
         rows = self.partition.rows(program)
         labels = rows.labels if self.partition.num_classes > 1 else np.zeros_like(rows.labels)
         more = 2 ** int(np.ceil(np.log2(len(labels)))) - len(labels)
-        pad = lambda leaf: jnp.asarray(
+        pad = lambda leaf: jax.device_put(
             np.concatenate([leaf, np.zeros((more, *leaf.shape[1:]), leaf.dtype)])
         )
         padded = PartitionRows(
-            {site: pad(value.astype(float)) for site, value in rows.values.items()}, pad(labels)
+            {site: pad(value) for site, value in _in_precision(rows.values).items()}, pad(labels)
         )
         return FilterData(padded, np.asarray(len(labels), np.int32))
 
@@ -180,9 +218,12 @@ class ParticleFilter(Algorithm):
         rejuvenate: Past rows whose groups are redrawn after each row.
         keep_assignments: Whether the group of every row is stored. With False memory is constant,
             and the posterior has no `z`.
+        shuffle: Whether each replicate reads the rows in a random order of its own, those of known
+            class first. The rows of an update are read as they come.
     """
 
     report = "smc"
+    draws_at_end = True
 
     def __init__(
         self,
@@ -193,6 +234,7 @@ class ParticleFilter(Algorithm):
         grid: Mapping[str, Any] | None = None,
         rejuvenate: int = 0,
         keep_assignments: bool = True,
+        shuffle: bool = False,
     ):
         check_setting(resampling in SCHEMES, f"one of {sorted(SCHEMES)}", resampling=resampling)
         check_setting(
@@ -212,6 +254,7 @@ class ParticleFilter(Algorithm):
             name: np.atleast_1d(np.asarray(values, float)) for name, values in (grid or {}).items()
         }
         self.rejuvenate, self.keep_assignments = rejuvenate, keep_assignments
+        self.shuffle = shuffle
 
     @override
     def read(self, program: Program) -> tuple[FilterReading, FilterData]:
@@ -226,14 +269,22 @@ class ParticleFilter(Algorithm):
     @override
     def init(self, rng_key: Array, reading: FilterReading, data: FilterData) -> FilterState:
         points, log_prior = grid_of(reading.partition, self.grid)
-        begin = once(
-            partial(self._begun, reading, is_joint=bool(data.rows.labels[0] < 0)),
-            points,
-            log_prior,
-            data,
-            rng_key,
-        )
-        return begin(points, log_prior, data, rng_key)
+        order = self._order(rng_key, data)
+        first = np.asarray(data.rows.labels)[order[0] if len(order) else 0]
+        given = points, log_prior, data, order, first, rng_key
+        leaves, form = jax.tree.flatten(given)
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        return jax.device_put(_start(self, reading, bool(first < 0), form, shapes)(*given))
+
+    def _order(self, rng_key: Array, data: FilterData) -> np.ndarray:
+        """The order in which the rows are read, of the length of the padded data."""
+        num_rows, labels = int(data.num_rows), np.asarray(data.rows.labels)
+        if not self.shuffle:
+            return np.zeros(0, np.int32)
+        order = np.arange(len(labels), dtype=np.int32)
+        generator(rng_key).shuffle(order[:num_rows])
+        order[:num_rows] = order[:num_rows][np.argsort(labels[order[:num_rows]] < 0, kind="stable")]
+        return order
 
     def _begun(
         self,
@@ -241,6 +292,8 @@ class ParticleFilter(Algorithm):
         points: dict[str, Array],
         log_prior: Array,
         data: FilterData,
+        order: Array,
+        first: Array,
         rng_key: Array,
         *,
         is_joint: bool,
@@ -257,7 +310,7 @@ class ParticleFilter(Algorithm):
             num_groups=reading.bounded(NUM_GROUPS),
         )
         num_kept = max(len(rows.labels), NUM_KEPT) if self.keep_assignments else 0
-        genealogy = ancestry.empty(
+        genealogy = empty_genealogy(
             num_kept,
             num_grid,
             num_classes,
@@ -285,7 +338,8 @@ class ParticleFilter(Algorithm):
             zero,
             zero,
             jnp.asarray(data.num_rows),
-            rows.labels[0],
+            order,
+            first,
             rng_key,
             points,
             jnp.asarray(reading.bounded(np.iinfo(np.int32).max), jnp.int32),
@@ -295,16 +349,11 @@ class ParticleFilter(Algorithm):
     def step(
         self, rng_key: Array, state: FilterState, reading: FilterReading, data: FilterData
     ) -> tuple[FilterState, RowReport]:
-        rows = data.rows
-        label, x = (
-            rows.labels[state.row],
-            {site: value[state.row] for site, value in rows.values.items()},
-        )
+        labels, at = data.rows.labels, state.place(state.row)
+        x, label = jax.tree.map(lambda leaf: leaf[at], data.rows)
         row_key, past_key = random.split(rng_key)
-        # One answer for all points of the grid, so that `lax.cond` is not batched.
-        is_narrow = jnp.max(state.groups.widest) < NARROW
         one = lambda groups, seating, weights, key: filter_row(
-            reading.rules, groups, is_narrow, (seating, weights, state.class_count), x, label, key
+            reading.rules, groups, (seating, weights, state.class_count), x, label, key
         )
         groups, chosen, total = _over_grid(
             one, row_key, state.groups, state.seating, state.class_weights
@@ -318,12 +367,17 @@ class ParticleFilter(Algorithm):
             if self.rejuvenate
             else state.past
         )
+        next_label = jnp.where(
+            state.row + 1 < state.num_rows,
+            labels[jnp.minimum(state.place(state.row + 1), len(labels) - 1)],
+            0,
+        )
         state = state._replace(
             groups=groups,
             log_evidence=log_evidence,
             rounding=(log_evidence - state.log_evidence) - increment,
             class_count=state.class_count.at[label].add(jnp.where(label >= 0, 1, 0)),
-            genealogy=ancestry.record(
+            genealogy=record(
                 state.genealogy,
                 state.seen,
                 chosen.parent,
@@ -332,27 +386,22 @@ class ParticleFilter(Algorithm):
             past=past,
             seen=state.seen + 1,
             row=state.row + 1,
-            next_label=jnp.where(
-                state.row + 1 < state.num_rows,
-                rows.labels[jnp.minimum(state.row + 1, len(rows.labels) - 1)],
-                0,
-            ),
+            next_label=next_label,
         )
         if self.rejuvenate:
             redrawn = lambda i, at: self._redrawn(random.fold_in(past_key, i), at, reading)
             state = jax.lax.fori_loop(0, self.rejuvenate, redrawn, state)
-        best = jnp.argmax(state.log_points())
+        best = jnp.argmax(state.log_points()) if len(state.log_prior) > 1 else 0
         groups, chosen = jax.tree.map(lambda leaf: leaf[best], (state.groups, chosen))
-        table = jnp.where(groups.slot.shape[0] > 1, label, 0)
-        log_weight = groups.log_weight[table]
+        table = table_of(groups, label)
+        weight = jnp.exp(groups.log_weight[table])
         num_groups = jnp.sum(
-            groups.count[table][groups.slot[table]] > 0, axis=(-2, -1), dtype=log_weight.dtype
+            groups.count[table][groups.slot[table]] > 0, axis=(-2, -1), dtype=weight.dtype
         )
-        expected = jnp.sum(jnp.where(log_weight > -jnp.inf, jnp.exp(log_weight) * num_groups, 0))
         return state, RowReport(
-            effective_size(log_weight),
+            1 / jnp.sum(weight**2),
             chosen.resampled,
-            expected,
+            jnp.sum(weight * num_groups),
             jax.nn.logsumexp(state.log_prior + state.log_evidence),
         )
 
@@ -360,10 +409,7 @@ class ParticleFilter(Algorithm):
         """Redraws the group of a past row, chosen at random, in every particle."""
         which_key, draw_key = random.split(rng_key)
         i = random.randint(which_key, (), 0, state.seen)
-        label, x = (
-            state.past.labels[i],
-            {site: value[i] for site, value in state.past.values.items()},
-        )
+        x, label = jax.tree.map(lambda leaf: leaf[i], state.past)
         num_classes, num_groups = reading.partition.num_classes, state.groups.slot.shape[-1]
         own, group = state.genealogy.code[i] % num_classes, state.genealogy.code[i] // num_classes
         choice = group if state.groups.slot.shape[1] > 1 else own * num_groups + group
@@ -404,11 +450,10 @@ class ParticleFilter(Algorithm):
                 )
                 for state in states
             ]
-        groups = states[0].groups
-        num_rows, num_groups = (
-            2 * groups.count.shape[-1],
-            reading.bounded(2 * groups.slot.shape[-1]),
-        )
+        num_rows, num_groups = states[0].groups.count.shape[-1], states[0].groups.slot.shape[-1]
+        num_rows *= 2 if any(wants["table"] for wants in each) else 1
+        if any(wants["groups"] for wants in each):
+            num_groups = reading.bounded(2 * num_groups)
         grow = jax.vmap(lambda one: wider(one, num_rows, num_groups))
         return [state._replace(groups=grow(state.groups)) for state in states]
 
@@ -445,6 +490,27 @@ class ParticleFilter(Algorithm):
 
     # Predictions. `state` is one of `Driver.states`, `reading` is `Driver.reading`.
 
+    def alike(self, states: Sequence[FilterState]) -> Sequence[FilterState]:
+        """Returns replicates whose arrays have the same shapes, so that they share compiled code.
+
+        Args:
+            states: The states of all replicates.
+        """
+        num_rows = max(state.groups.count.shape[-1] for state in states)
+        num_groups = max(state.groups.slot.shape[-1] for state in states)
+        grow = jax.vmap(lambda one: wider(one, num_rows, num_groups))
+        is_full = lambda groups: (
+            (groups.count.shape[-1], groups.slot.shape[-1])
+            == (
+                num_rows,
+                num_groups,
+            )
+        )
+        return [
+            state if is_full(state.groups) else state._replace(groups=grow(state.groups))
+            for state in states
+        ]
+
     def log_classes(self, state: FilterState, reading: FilterReading, program: Program) -> Array:
         """Returns log p(class, row | rows seen) of each row of a program, [row, class].
 
@@ -453,8 +519,8 @@ class ParticleFilter(Algorithm):
             reading: Its reading.
             program: The model with new rows; their labels are not used.
         """
-        data = reading.data(program)
-        return log_classes(reading.rules, state, data.rows)[: int(data.num_rows)]
+        rows = _in_precision(reading.partition.rows(program).values)
+        return log_classes(reading.rules, state, rows)
 
     def mean_rows(
         self, state: FilterState, reading: FilterReading, program: Program
@@ -468,9 +534,9 @@ class ParticleFilter(Algorithm):
             reading: Its reading.
             program: The model with new rows; a known label is used.
         """
-        data = reading.data(program)
-        cut = lambda leaf: leaf[: int(data.num_rows)]
-        return jax.tree.map(cut, mean_rows(reading.rules, state, data.rows))
+        data, log_share = reading.data(program), log_shares(reading.rules, state)
+        means = mean_rows(reading.rules, state, log_share, data.rows)
+        return jax.tree.map(lambda leaf: leaf[: int(data.num_rows)], means)
 
     def draw_rows(
         self, rng_key: Array, state: FilterState, reading: FilterReading, program: Program
@@ -484,10 +550,10 @@ class ParticleFilter(Algorithm):
             program: The model with new rows; a row may be missing as a whole.
         """
         place_key, row_key = random.split(rng_key)
-        data = reading.data(program)
-        cls, place = drawn_places(reading.rules, state, data.rows, place_key)
-        cut = lambda leaf: leaf[: int(data.num_rows)]
-        return cut(cls), jax.tree.map(cut, new_rows(reading.rules, state, place, row_key))
+        data, log_share = reading.data(program), log_shares(reading.rules, state)
+        cls, place = drawn_places(reading.rules, state, log_share, data.rows, place_key)
+        drawn = cls, new_rows(reading.rules, state, place, row_key)
+        return jax.tree.map(lambda leaf: leaf[: int(data.num_rows)], drawn)
 
     @override
     def draw(
@@ -498,18 +564,14 @@ class ParticleFilter(Algorithm):
         data: FilterData,
         num_draws: int,
     ) -> dict[str, Array]:
-        found = reading.partition
+        found, state = reading.partition, state.on_host()
         joint = state.groups.slot.shape[1] < found.num_classes
-        point, particle, shares = jax.device_get(
-            ancestry.drawn_particles(rng_key, state, num_draws, joint)
-        )
-        drawn: dict[str, Any] = {
-            name: np.asarray(values)[point] for name, values in state.points.items()
-        }
+        point, particle, shares = drawn_particles(rng_key, state, num_draws, joint)
+        drawn: dict[str, Any] = {name: values[point] for name, values in state.points.items()}
         if found.shares:
             drawn[found.shares] = shares
         if self.keep_assignments:
-            cls, drawn[found.z] = ancestry.drawn(state.genealogy, state.seen, point, particle)
+            cls, drawn[found.z] = drawn_partitions(state, point, particle)
             if joint:
                 name = found.labels
                 drawn[name if name in found.few.latent else f"{name}_unobserved"] = cls
@@ -517,9 +579,8 @@ class ParticleFilter(Algorithm):
 
     @override
     def results(self, state: FilterState, reading: FilterReading, data: FilterData) -> Results:
-        slot, count, log_weight = jax.device_get(
-            (state.groups.slot, state.groups.count, state.groups.log_weight)
-        )
+        state = state.on_host()
+        slot, count, log_weight = state.groups.slot, state.groups.count, state.groups.log_weight
         point = np.arange(len(slot)).reshape(-1, 1, 1, 1, 1)
         table = np.arange(slot.shape[1]).reshape(-1, 1, 1, 1)
         num_groups = (count[point, table, slot] > 0).sum(-1)
@@ -529,21 +590,18 @@ class ParticleFilter(Algorithm):
             "num_groups": ("point", "filter", "particle", "class"),
         }
         groups: dict[str, dict[str, Any]] = {"particles": particles}
-        log_weight_of_point = np.asarray(state.log_points(), float)
+        log_weight_of_point = state.log_points().astype(float)
         if self.keep_assignments:
-            seen = int(state.seen)
-            cls, group, ancestor = (
-                np.asarray(part)[:seen] for part in ancestry.partitions(state.genealogy, state.seen)
-            )
-            order = lambda part: np.moveaxis(part, 0, -1)
+            cls, group, ancestor = partitions(state.genealogy, state.seen)
+            order = lambda part: np.moveaxis(state.by_row(part), 0, -1)
             particles |= {"class_of_row": order(cls), "group_of_row": order(group)}
             dims |= dict.fromkeys(("class_of_row", "group_of_row"), ("point", "particle", "row"))
             best = int(np.argmax(log_weight_of_point))
             # [row, particle]
-            live = (log_weight[best] > -np.inf)[ancestry.filters(cls, slot.shape[1])]
+            live = (log_weight[best] > -np.inf)[filters(cls, slot.shape[1])]
             pairs = zip(ancestor[:, best], live, strict=True)
             counts = [len(np.unique(of_row[is_live])) for of_row, is_live in pairs]
-            groups["ancestry"] = {"unique_ancestors": np.array(counts)}
+            groups["ancestry"] = {"unique_ancestors": state.by_row(np.array(counts))}
             dims["unique_ancestors"] = ("row",)
         if state.points:
             groups["grid"] = {
@@ -555,11 +613,24 @@ class ParticleFilter(Algorithm):
         return Results(groups, {"log_evidence": float(state.total_log_evidence())}, dims)
 
 
+def _in_precision(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {site: np.asarray(value, jnp.result_type(float)) for site, value in values.items()}
+
+
+@lru_cache(maxsize=4)
+def _start(
+    kernel: ParticleFilter, reading: FilterReading, is_joint: bool, form: Any, shapes: tuple
+) -> Callable:
+    """The start in NumPy, traced once for all replicates."""
+    like = jax.tree.unflatten(form, [jax.ShapeDtypeStruct(*shape) for shape in shapes])
+    return interpreted(partial(kernel._begun, reading, is_joint=is_joint), *like)
+
+
 def _joined(state: FilterState, reading: FilterReading) -> FilterState:
     keys = random.split(random.fold_in(state.rng_key, state.seen), len(state.log_prior))
     groups, link = join_each(reading.rules, state.groups, keys)
     return state._replace(
-        groups=groups, genealogy=ancestry.joined(state.genealogy, link, state.seen)
+        groups=groups, genealogy=joined_genealogy(state.genealogy, link, state.seen)
     )
 
 

@@ -1,4 +1,4 @@
-"""Particles over partitions that share their groups, and one row through them.
+"""Particles over partitions that share their groups, one row through them, and their genealogy.
 
 A particle is a partition of the rows seen so far. Most particles agree on most groups, so every
 *distinct* group is one row of a table: its posterior, and what scores are computed from. A particle
@@ -8,6 +8,11 @@ class c: its posterior is the prior, and an index to it is a group that has not 
 
 There may be several tables side by side, [table, ...]: one for each class, where the classes are
 independent.
+
+Each row of data stores the parent and the choice of every particle; the partitions are read
+backwards from the last row. So a row costs the same whatever went before. Where past rows change
+their groups (`rejuvenate`) the partitions themselves are stored, and each row reorders them. A
+choice is coded as group * classes + class, which does not depend on the room for groups.
 
 Cost of a row of data: O(table rows in use x columns) for the scores, in blocks of `BLOCK`, and
 O(particles x classes x groups) for the weights of the candidates.
@@ -19,25 +24,42 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax, random
 from jaxtyping import Float, Int
 
 from inference.distributions.partitions import ExchangeablePartition
-from inference.maths.resampling import SCHEMES, Chosen, drawn_choices, systematic_parents
+from inference.maths.resampling import (
+    SCHEMES,
+    Chosen,
+    drawn_choices,
+    places_of,
+    systematic_parents,
+)
+from inference.program.compiling import as_numpy
 from inference.reading.conjugate.pairs import ConjugatePair
 
 __all__ = [
+    "Genealogy",
     "Groups",
     "Rules",
     "block_scores",
     "candidates",
     "choose",
+    "drawn_particles",
+    "drawn_partitions",
+    "empty_genealogy",
     "filter_row",
+    "filters",
+    "in_order",
     "join",
     "join_each",
+    "joined_genealogy",
     "log_class",
     "log_places",
+    "partitions",
     "place",
+    "record",
     "redraw",
     "start",
     "table_of",
@@ -46,7 +68,6 @@ __all__ = [
 ]
 
 BLOCK = 64  # rows of a table that are scored at once
-NARROW = 8  # groups of a class that are weighed while no particle has more: most have few
 
 type Prior = tuple[ExchangeablePartition, Array, Array]  # what `log_places` takes
 
@@ -176,9 +197,7 @@ def block_scores(
 def take(rules: Rules, groups: Groups, table: Array, chosen: Chosen, x: dict[str, Array]) -> Groups:
     """Returns the particles after a row of data, which each puts into the group it has chosen."""
     groups = groups._replace(log_weight=groups.log_weight.at[table].set(chosen.log_weight))
-    return place(
-        rules, groups, table, chosen, x, lambda family, hyper, entry: family.add(hyper, entry), 1
-    )
+    return place(rules, groups, table, chosen, x, 1)
 
 
 def place(
@@ -187,7 +206,6 @@ def place(
     table: Array,
     chosen: Chosen,
     x: dict[str, Array],
-    update: Callable,
     change: int,
 ) -> Groups:
     """Returns the particles after one row of data joins or leaves a group in each of them.
@@ -198,7 +216,6 @@ def place(
         table: The table of the row of data.
         chosen: The parent of each particle, and the group that gains or loses the row.
         x: The row of data.
-        update: `(conjugate pair, hyper-parameters, entry) -> hyper-parameters`.
         change: 1 where the group gains the row, -1 where it loses it.
     """
     num_particles, num_classes, num_groups = groups.slot.shape[1:]
@@ -223,9 +240,7 @@ def place(
         .at[jnp.where(live[:, None], slot, num_rows).ravel()]
         .set(True, mode="drop")
     )
-    free = jnp.searchsorted(jnp.cumsum(~is_used), jnp.arange(1, num_particles + 1)).astype(
-        slot.dtype
-    )
+    free = places_of(~is_used, num_particles).astype(slot.dtype)
     source = jnp.zeros_like(old).at[jnp.where(makes, rank, num_particles)].set(old, mode="drop")
     num_new = jnp.sum(makes)
     last_used = jnp.max(jnp.where(is_used, jnp.arange(1, num_rows + 1, dtype=slot.dtype), 0))
@@ -238,9 +253,7 @@ def place(
         .set(jnp.where(live, new, old))
         .reshape(groups.slot.shape[1:])
     )
-    hyper, cache, count = _changed_rows(
-        rules, groups, table, (num_new, source, free), x, update, change
-    )
+    hyper, cache, count = _changed_rows(rules, groups, table, (num_new, source, free), x, change)
     is_open = live[:, None, None] & (slot >= num_classes)
     width = jnp.max(jnp.where(is_open, 1 + lax.broadcasted_iota(jnp.int32, slot.shape, 2), 0))
     return Groups(
@@ -260,7 +273,6 @@ def _changed_rows(
     table: Array,
     where: tuple,
     x: dict[str, Array],
-    update: Callable,
     change: int,
 ):
     """The table after each row of `source`, changed, was written to its row of `free`.
@@ -281,7 +293,7 @@ def _changed_rows(
         # Without the barrier XLA reads the old row again after the write, for which it copies the
         # whole table.
         before = lax.optimization_barrier(jax.tree.map(lambda leaf: leaf[table, source[i]], hyper))
-        after = rules.each(update, before, x)
+        after = rules.each(lambda family, mine, entry: family.add(mine, entry, change), before, x)
         write = lambda leaf, value: put(leaf, i, value)
         scored = rules.each(lambda family, mine: family.cache(mine), after)
         return (
@@ -383,7 +395,6 @@ def candidates(
 def filter_row(
     rules: Rules,
     groups: Groups,
-    is_narrow: Array,
     prior,
     x: dict[str, Array],
     label: Int[Array, ""],
@@ -394,8 +405,6 @@ def filter_row(
     Args:
         rules: The settings of the run.
         groups: The particles before the row.
-        is_narrow: Whether no group beyond the first `NARROW` of a class is open or may be opened;
-            these are then not weighed.
         prior: As for `log_places`.
         x: The row of data.
         label: As for `log_places`.
@@ -404,18 +413,9 @@ def filter_row(
     Returns:
         The particles; their parents and groups; log p(class, row | rows before).
     """
-    table, room = table_of(groups, label), groups.slot.shape[-1]
+    table = table_of(groups, label)
     weighted = groups.log_weight[table][:, None, None] + candidates(rules, groups, prior, x, label)
-
-    def among(width: int) -> tuple[Chosen, Array]:
-        chosen, total = choose(rules, weighted[..., :width], rng_key)
-        return chosen._replace(choice=chosen.choice // width * room + chosen.choice % width), total
-
-    chosen, total = (
-        lax.cond(is_narrow, lambda: among(NARROW), lambda: among(room))
-        if room > NARROW
-        else among(room)
-    )
+    chosen, total = choose(rules, weighted, rng_key)
     return take(rules, groups, table, chosen, x), chosen, total
 
 
@@ -456,8 +456,7 @@ def redraw(
     """
     table = table_of(groups, label)
     old = Chosen(jnp.arange(len(choice)), choice, groups.log_weight[table], jnp.zeros((), bool))
-    remove = lambda family, hyper, entry: family.remove(hyper, entry)
-    groups = place(rules, groups, table, old, x, remove, -1)
+    groups = place(rules, groups, table, old, x, -1)
     flat = candidates(rules, groups, prior, x, label).reshape(len(choice), -1)
     new = old._replace(choice=drawn_choices(rng_key, flat))
     return take(rules, groups, table, new, x), new.choice
@@ -518,3 +517,189 @@ def join(rules: Rules, groups: Groups, rng_key: Array) -> tuple[Groups, Array]:
 def join_each(rules: Rules, groups: Groups, rng_keys: Array) -> tuple[Groups, Array]:
     """Returns `join` at every point of the grid."""
     return jax.vmap(lambda one, rng_key: join(rules, one, rng_key))(groups, rng_keys)
+
+
+# The genealogy.
+
+
+class Genealogy(NamedTuple):
+    """Parents and choices; tables that are not kept have no rows."""
+
+    parent: Array  # [row, grid, particle]; without rows where `code` holds the partitions
+    code: Array  # [row, grid, particle]
+    link: Array  # [grid, class, particle]: particles that a joint particle was made of by `join`
+    joined: Array  # rows before the filters of the classes were joined; -1 before that
+
+
+def empty_genealogy(
+    num_rows: int, num_grid: int, num_classes: int, num_particles: int, *, joint: bool, whole: bool
+) -> Genealogy:
+    """Returns a genealogy without rows.
+
+    Args:
+        num_rows: Rows that there is room for.
+        num_grid: Points of the grid.
+        num_classes: Number of classes.
+        num_particles: Particles at each point of the grid.
+        joint: Whether one filter holds all classes from the start.
+        whole: Whether the partitions themselves are stored.
+    """
+    table = lambda rows: jnp.zeros((rows, num_grid, num_particles), jnp.int32)
+    particle = jnp.arange(num_particles, dtype=jnp.int32)
+    link = jnp.broadcast_to(particle, (num_grid, num_classes, num_particles))
+    joined = jnp.asarray(0 if joint else -1, jnp.int32)
+    return Genealogy(table(0 if whole else num_rows), table(num_rows), link, joined)
+
+
+def record(
+    genealogy: Genealogy,
+    row: Int[Array, ""],
+    parent: Int[Array, "grid particle"],
+    code: Int[Array, "grid particle"],
+) -> Genealogy:
+    """Returns the genealogy with one more row.
+
+    Args:
+        genealogy: The genealogy before.
+        row: Number of the row.
+        parent: Parent of each particle.
+        code: Class and group of the row in each particle.
+    """
+    if not len(genealogy.code):
+        return genealogy
+    if len(genealogy.parent):
+        # This update is made in place, a scatter is not.
+        put = lambda table, entry: jax.lax.dynamic_update_index_in_dim(table, entry, row, 0)
+        return genealogy._replace(
+            parent=put(genealogy.parent, parent), code=put(genealogy.code, code)
+        )
+    num_classes = genealogy.link.shape[1]
+    moved = jnp.take_along_axis(
+        genealogy.code, jnp.broadcast_to(parent, genealogy.code.shape), axis=2
+    )
+    is_moved = (genealogy.joined >= 0) | (genealogy.code % num_classes == code[0, 0] % num_classes)
+    return genealogy._replace(code=jnp.where(is_moved, moved, genealogy.code).at[row].set(code))
+
+
+def joined_genealogy(
+    genealogy: Genealogy, link: Int[Array, "grid class particle"], row: Int[Array, ""]
+) -> Genealogy:
+    """Returns the genealogy of joint particles.
+
+    Args:
+        genealogy: The genealogy before.
+        link: The particle of each class that a joint particle is made of.
+        row: Number of the first row of the joint particles.
+    """
+    if len(genealogy.code) and not len(genealogy.parent):
+        at = jnp.moveaxis(link, 1, 0)[genealogy.code[:, 0, 0] % link.shape[1]]
+        genealogy = genealogy._replace(code=jnp.take_along_axis(genealogy.code, at, axis=2))
+    return genealogy._replace(link=link, joined=jnp.asarray(row, jnp.int32))
+
+
+def partitions(genealogy: Genealogy, seen: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the class, the group and the ancestor of every row, each [row, grid, particle].
+
+    The particles are those after the last row. Where the classes have filters of their own,
+    particle p of a row is particle p of the filter of its class.
+
+    Args:
+        genealogy: The genealogy.
+        seen: Number of rows so far.
+    """
+    parent, code = (np.asarray(table)[: int(seen)] for table in genealogy[:2])
+    link, joined = np.asarray(genealogy.link), int(genealogy.joined)
+    num_classes, particle = link.shape[1], np.arange(code.shape[2], dtype=np.int32)
+    ancestor = np.empty_like(code)
+    if not len(genealogy.parent):
+        ancestor[:] = particle
+        return code % num_classes, code // num_classes, ancestor
+    joint = np.broadcast_to(particle, code.shape[1:])
+    each = np.broadcast_to(particle, link.shape).copy()
+    for row in range(len(code) - 1, -1, -1):
+        if row == joined - 1:
+            each = np.take_along_axis(link, joint[:, None].repeat(num_classes, 1), axis=2)
+        if 0 <= joined <= row:
+            ancestor[row], joint = joint, np.take_along_axis(parent[row], joint, axis=1)
+        else:
+            own = code[row, 0, 0] % num_classes  # the class of all codes of the row
+            ancestor[row] = each[:, own]
+            each[:, own] = np.take_along_axis(parent[row], ancestor[row], axis=1)
+    code = np.take_along_axis(code, ancestor, axis=2)
+    return code % num_classes, code // num_classes, ancestor
+
+
+def filters(cls: np.ndarray, num_filters: int) -> np.ndarray:
+    """Returns the filter of each row, [row]: that of its class where each class has its own.
+
+    Args:
+        cls: Classes, [row, grid, particle].
+        num_filters: Number of filters.
+    """
+    return cls[:, 0, 0] if num_filters > 1 else np.zeros(len(cls), int)
+
+
+def drawn_partitions(
+    state: Any, point: np.ndarray, particle: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the class and the group of every row, each [draw, row].
+
+    Args:
+        state: The state of the filter.
+        point: Points of the grid, [draw].
+        particle: Particles, [draw, filter].
+    """
+    cls, group, _ = partitions(state.genealogy, state.seen)
+    at = np.arange(len(cls)), point[:, None], particle[:, filters(cls, particle.shape[1])]
+    cls, group = (state.by_row(part[at].T).T for part in (cls, group))
+    is_in_order = len(state.genealogy.parent) and not len(state.order)
+    return cls, group if is_in_order else in_order(cls, group)
+
+
+def drawn_particles(
+    rng_key: Array, state: Any, num_draws: int, is_joint: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns points of the grid [draw], particles [draw, table] and class shares [draw, class].
+
+    Args:
+        rng_key: For the draws.
+        state: The state of the filter.
+        num_draws: Number of draws.
+        is_joint: Whether one filter holds all classes.
+    """
+    rng = np.random.default_rng(as_numpy(rng_key))
+    point = _drawn(rng, np.broadcast_to(state.log_points(), (num_draws, len(state.log_prior))))
+    log_weight = np.asarray(state.groups.log_weight)[point]
+    particle = np.stack([_drawn(rng, of_table) for of_table in np.moveaxis(log_weight, 1, 0)], 1)
+    weights = np.asarray(state.class_weights)[point]
+    count = np.asarray(state.class_count)
+    if is_joint:
+        slot = np.asarray(state.groups.slot)[point, 0, particle[:, 0]]
+        count = np.asarray(state.groups.count)[point[:, None, None], 0, slot].sum(-1)
+    shares = rng.standard_gamma(weights + count)
+    return point, particle, (shares / shares.sum(1, keepdims=True)).astype(weights.dtype)
+
+
+def _drawn(rng: np.random.Generator, log_weight: np.ndarray) -> np.ndarray:
+    """An index for each row of log weights, [row, index]."""
+    reached = np.cumsum(np.exp(log_weight - log_weight.max(1, keepdims=True)), axis=1)
+    return (reached <= rng.random((len(reached), 1)) * reached[:, -1:]).sum(1)
+
+
+def in_order(cls: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Returns groups in order of appearance within each class, [draw, row].
+
+    Rows that are redrawn leave gaps in the numbers, and groups out of order. Rows that were not
+    read yet stay -1.
+
+    Args:
+        cls: Classes, [draw, row].
+        group: Groups, [draw, row].
+    """
+    found = np.full_like(group, -1)
+    for draw, (classes, groups) in enumerate(zip(cls, group, strict=True)):
+        for each in np.unique(classes[classes >= 0]):
+            rows = classes == each
+            _, first, inverse = np.unique(groups[rows], return_index=True, return_inverse=True)
+            found[draw, rows] = np.argsort(np.argsort(first))[inverse]
+    return found

@@ -1,19 +1,20 @@
 """Predictions of a particle filter for new rows.
 
 They are the density of a row under each class, imputed entries, and draws of new rows. The
-probabilities that the particles give to the next row's group are
-first summed into one share for each table row, because particles share most groups and many new
-rows use the sum.
+probabilities that the particles give to the next row's group are first summed into one share for
+each table row (`log_shares`), because particles share most groups and many new rows use the sum.
 
 Cost: O(grid x classes x particles x groups), and for each new row
 O(grid x classes x table rows x columns).
 """
 
-from functools import partial
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, random
 from jax.nn import logsumexp
 
@@ -24,45 +25,75 @@ from inference.kernels.particle_filter.particles import (
     block_scores,
     log_places,
 )
+from inference.program.compiling import is_traced
+from inference.program.interpreting import interpreted
 from inference.reading.crp_mixture import PartitionRows
 
-__all__ = ["Place", "drawn_places", "log_classes", "mean_rows", "new_rows"]
+__all__ = ["Place", "drawn_places", "log_classes", "log_shares", "mean_rows", "new_rows"]
 
 BATCH = 16  # new rows that are scored at once
+CHUNK = 1024  # rows of one call of compiled code
 Place = tuple[Array, Array, Array]  # a group: point of the grid, table, row of the table
 
 
-@partial(jax.jit, static_argnums=0)
-def log_classes(rules: Rules, state: Any, rows: PartitionRows) -> Array:
+def log_classes(rules: Rules, state: Any, rows: dict[str, np.ndarray]) -> Any:
     """Returns log p(class, row | rows seen), [row, class].
+
+    All numbers of rows share one compiled program.
 
     Args:
         rules: The settings of the run.
         state: The state of the filter.
-        rows: New rows; their labels are not used.
+        rows: New rows, by site.
     """
-    log_share = _log_shares(rules, state)
-    one = lambda x: logsumexp(log_share + _scores(rules, state, x), axis=(0, 2))
-    return jax.lax.map(one, rows.values, batch_size=BATCH)
+    log_share, num_rows = log_shares(rules, state), len(next(iter(rows.values())))
+    found = []
+    for begin in range(0, num_rows, CHUNK):
+        size = min(CHUNK, num_rows - begin)
+        cut = lambda leaf, begin=begin, size=size: np.concatenate(
+            [leaf[begin : begin + size], np.zeros((CHUNK - size, *leaf.shape[1:]), leaf.dtype)]
+        )
+        of_chunk = _log_classes(
+            rules, state.groups, log_share, jax.tree.map(cut, rows), np.int32(size)
+        )
+        found.append((of_chunk if is_traced(state) else np.asarray(of_chunk))[:size])
+    return jnp.concatenate(found) if is_traced(state) else np.concatenate(found)
+
+
+@partial(jax.jit, static_argnums=0)
+def _log_classes(
+    rules: Rules, groups: Groups, log_share: Array, rows: dict[str, Array], num_rows: Array
+) -> Array:
+    """`log_classes` of a chunk; the batches after its last row are not computed."""
+    one = lambda x: logsumexp(log_share + _scores(rules, groups, x), axis=(0, 2))
+
+    def score(number: Array, found: Array) -> Array:
+        cut = lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, number * BATCH, BATCH)
+        return jax.lax.dynamic_update_slice_in_dim(
+            found, jax.vmap(one)(jax.tree.map(cut, rows)), number * BATCH, axis=0
+        )
+
+    nothing = jnp.zeros((CHUNK, log_share.shape[1]), log_share.dtype)
+    return jax.lax.fori_loop(0, -(-num_rows // BATCH), score, nothing)
 
 
 @partial(jax.jit, static_argnums=0)
 def drawn_places(
-    rules: Rules, state: Any, rows: PartitionRows, rng_key: Array
+    rules: Rules, state: Any, log_share: Array, rows: PartitionRows, rng_key: Array
 ) -> tuple[Array, Place]:
     """Draws a class and a group for each new row, given its observed entries.
 
     Args:
         rules: The settings of the run.
         state: The state of the filter.
+        log_share: Of `log_shares`.
         rows: New rows; a row whose label is not -1 keeps it.
         rng_key: For the draws.
     """
-    log_share = _log_shares(rules, state)
 
     def one(row):
         key, label, x = row
-        found = _of_class(log_share + _scores(rules, state, x), label)
+        found = _of_class(log_share + _scores(rules, state.groups, x), label)
         point, cls, at = jnp.unravel_index(random.categorical(key, found.ravel()), found.shape)
         table = jnp.zeros_like(cls) if state.groups.slot.shape[1] == 1 else cls
         return cls, (point, table, at)
@@ -72,7 +103,7 @@ def drawn_places(
 
 
 @partial(jax.jit, static_argnums=0)
-def mean_rows(rules: Rules, state: Any, rows: PartitionRows) -> dict[str, Array]:
+def mean_rows(rules: Rules, state: Any, log_share: Array, rows: PartitionRows) -> dict[str, Array]:
     """Returns the mean of every entry given the observed ones, {site: [row, column, ...]}.
 
     A site of codes has the probability of each code instead, [row, column, code].
@@ -80,15 +111,16 @@ def mean_rows(rules: Rules, state: Any, rows: PartitionRows) -> dict[str, Array]
     Args:
         rules: The settings of the run.
         state: The state of the filter.
+        log_share: Of `log_shares`.
         rows: New rows; a label other than -1 is used.
     """
     # [point, table, row of the table, column, ...]
     means = rules.each(lambda family, hyper: family.mean_row(hyper), state.groups.hyper)
-    log_share, is_joint = _log_shares(rules, state), state.groups.slot.shape[1] == 1
+    is_joint = state.groups.slot.shape[1] == 1
 
     def one(row):
         label, x = row
-        log_weight = _of_class(log_share + _scores(rules, state, x), label)
+        log_weight = _of_class(log_share + _scores(rules, state.groups, x), label)
         weight = jax.nn.softmax(log_weight, axis=(0, 1, 2))
         by_table = jnp.sum(weight, axis=1, keepdims=True) if is_joint else weight
         return jax.tree.map(lambda mean: jnp.tensordot(by_table, mean, 3), means)
@@ -117,11 +149,29 @@ def _of_class(log_weight: Array, label: Array) -> Array:
     return jnp.where(is_possible[None, :, None], log_weight, -jnp.inf)
 
 
-def _log_shares(rules: Rules, state: Any) -> Array:
-    """Log probabilities of the next row's class and group, [point, class, table row].
+def log_shares(rules: Rules, state: Any) -> Array:
+    """Returns log probabilities of the next row's class and group, [point, class, table row].
 
     They include the log probability of the point of the grid.
+
+    Args:
+        rules: The settings of the run.
+        state: The state of the filter.
     """
+    if is_traced(state):
+        return _log_shares(rules, state)
+    leaves, form = jax.tree.flatten(state)
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    return _interpreted_shares(rules, form, shapes, jax.config.jax_enable_x64)(state)
+
+
+@lru_cache(maxsize=8)
+def _interpreted_shares(rules: Rules, form: Any, shapes: tuple, x64: bool) -> Callable:
+    like = jax.tree.unflatten(form, [jax.ShapeDtypeStruct(*shape) for shape in shapes])
+    return interpreted(partial(_log_shares, rules), like)
+
+
+def _log_shares(rules: Rules, state: Any) -> Array:
 
     def at(leaves: tuple[Groups, Any, Array]) -> Array:
         groups, seating, weights = leaves
@@ -148,11 +198,11 @@ def _log_shares(rules: Rules, state: Any) -> Array:
     return jax.nn.log_softmax(state.log_points())[:, None, None] + found
 
 
-def _scores(rules: Rules, state: Any, x: dict[str, Array]) -> Array:
+def _scores(rules: Rules, groups: Groups, x: dict[str, Array]) -> Array:
     """Log predictive density of a row in every group, [point, table, table row]."""
 
     def at(groups: Groups) -> Array:
         tables = jnp.zeros((), jnp.int32), len(groups.slot)
         return block_scores(rules, groups.cache, tables, jnp.max(groups.used), x, BLOCK)
 
-    return jax.lax.map(at, state.groups)
+    return jax.lax.map(at, groups)

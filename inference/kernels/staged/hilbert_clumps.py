@@ -34,20 +34,22 @@ bits x size short operations, and components x words of the codes; of a fit: rou
 components x words, and the cube of the points that are contracted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
 from jax.scipy.special import erf, erfinv
-from jaxtyping import Array, Float, UInt32
+from jaxtyping import Float, UInt32
 
 from inference.maths import hilbert
+from inference.maths.host import Array, in_chunks
 from inference.maths.normal_mixture import FitPoints, cross_validated, powers_of_two
+from inference.maths.resampling import bisected
 
 __all__ = [
     "HilbertClumps",
@@ -123,9 +125,22 @@ class HilbertClumps:
         z = jnp.log(u) - jnp.log1p(-u)
         return jnp.where(is_upper, -z, z)
 
+    def log_densities(
+        self, mixture: HilbertMixture, z: Float[np.ndarray, "draw size"]
+    ) -> Float[np.ndarray, " draw"]:
+        """`log_density` at vectors, on the host."""
+        return in_chunks(lambda z: _log_densities(self, mixture, z), z)
+
+    def draws(
+        self, rng: np.random.Generator, mixture: HilbertMixture, num_draws: int
+    ) -> Float[np.ndarray, "draw size"]:
+        """Vectors from a mixture that has a component, on the host."""
+        keys = rng.integers(2**32, size=(num_draws, 2), dtype=np.uint32)
+        return in_chunks(lambda keys: _draws(self, mixture, keys), keys)
+
     def fitted(
         self,
-        rng_key: Array,
+        rng_key: Any,
         points: FitPoints,
         log_weight: Float[Array, " point"],
         num_components: int,
@@ -205,6 +220,16 @@ class HilbertClumps:
         )
 
 
+@partial(jax.jit, static_argnums=0)
+def _log_densities(family: HilbertClumps, mixture: HilbertMixture, z: Array) -> Array:
+    return jax.vmap(lambda z: family.log_density(mixture, z))(z)
+
+
+@partial(jax.jit, static_argnums=0)
+def _draws(family: HilbertClumps, mixture: HilbertMixture, key_data: Array) -> Array:
+    return jax.vmap(lambda key: family.draw(random.wrap_key_data(key), mixture))(key_data)
+
+
 def _log_each(away: Array, spread: Array) -> Array:
     standard = jnp.minimum(jnp.abs(away) / spread, 1e9)  # has a finite square
     return jnp.sum(-0.5 * standard**2 - log_circle_mass(spread), -1)
@@ -231,19 +256,7 @@ def spread_on_circle(root: Array) -> Array:
 
     # the spread is above the root mean square
     ends = jnp.log(root), jnp.full_like(root, np.log(WIDEST))
-    return jnp.exp(_bisected(is_high, *ends, 64)[0])
-
-
-def _bisected(is_high: Callable, low: Array, high: Array, num_halvings: int) -> tuple[Array, Array]:
-    """The ends of an interval after bisections; `is_high` is true above the root."""
-
-    def bisect(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = ends
-        middle = (low + high) / 2
-        above = is_high(middle)
-        return jnp.where(above, low, middle), jnp.where(above, middle, high)
-
-    return jax.lax.fori_loop(0, num_halvings, bisect, (low, high))
+    return jnp.exp(bisected(is_high, *ends, 64)[0])
 
 
 def contracted(square: Float[Array, "node node"], count: Array) -> Array:
@@ -280,4 +293,4 @@ def _affinities(square: Array, num_near: Array) -> Array:
     at = lambda log_square: jnp.exp(-0.5 * square / jnp.exp(log_square))
     has_many = lambda log_square: at(log_square).sum(1).mean() > num_near
     ends = jnp.asarray(-60.0, square.dtype), jnp.asarray(20.0, square.dtype)
-    return at(_bisected(has_many, *ends, 50)[1])
+    return at(bisected(has_many, *ends, 50)[1])

@@ -46,11 +46,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import random
-from jaxtyping import Array, Int
+from jaxtyping import Int
 
-from inference.kernels.nested.kernel import NestedSampler
-from inference.kernels.nested.nesting import Nesting
+from inference.kernels.nested.kernel import NestedSampler, Nesting
 from inference.kernels.nested.state import evidence, information_of
 from inference.kernels.staged.hilbert_clumps import HilbertClumps
 from inference.kernels.staged.search import (
@@ -73,6 +71,7 @@ from inference.kernels.staged.weighing import (
     no_loss,
     unweighed,
 )
+from inference.maths.host import Array, generator, key_data
 from inference.maths.normal_mixture import Defensive, FitPoints, Mixture, NormalSummary, Summary
 from inference.program.program import Program
 from inference.program.sites import (
@@ -83,7 +82,16 @@ from inference.program.sites import (
     is_number,
     is_whole,
 )
-from inference.reading.stage_rows import StageData, StageRows, check_at_end, check_finished, taken
+from inference.reading.stage_rows import (
+    StageData,
+    StageRows,
+    check_at_end,
+    check_finished,
+    known,
+    padded,
+    room_for,
+    taken,
+)
 from inference.run.protocol import Algorithm, Results
 
 __all__ = [
@@ -106,8 +114,8 @@ class Stage(NamedTuple):
     nest: Any  # Nest; None where nothing has begun
     mixture: Mixture  # of pi_s; without components in the first stage
     proposal: LabelledMixture  # q_s; without components where nested sampling starts from pi_s
-    rows: Int[Array, " row"]  # of this stage
-    later: Int[Array, "stage row"]  # of all stages but the first
+    rows: Int[Array, " row"]  # of this stage, padded
+    later: Int[Array, "stage row"]  # of all stages but the first, padded
     num_left: Array  # stages to come
     num_rows: Array  # of all stages so far, this one included
     num_weighed: Array  # rows at the last weighting by all rows
@@ -181,6 +189,7 @@ class Staged(Algorithm):
     """
 
     report = "nested"
+    draws_at_end = True
 
     def __init__(
         self,
@@ -217,14 +226,15 @@ class Staged(Algorithm):
     def read(self, program: Program) -> tuple[StagedReading, StageData]:
         """Prior, likelihood and rows, proved."""
         rows = StageRows.of(program, self.num_stages)
-        nesting = Nesting.of(self.sampler.settings, program)
-        rows.prove()
+        nesting = Nesting.of(self.sampler, program)
+        rows.prove(nesting.split)
         start = self._start(
             nesting.split,
             Defensive(self._family.over(nesting.split.blocks), self.background),
             nesting.exchange,
+            rows.axis,
         )
-        search = Search(start, nesting, rows, self.num_clumps, self.num_walkers)
+        search = Search(start, rows, self.num_clumps, self.num_walkers)
         reading = StagedReading(nesting, rows, search, Weighing(search, self.most_lost))
         return reading, rows.data(program)
 
@@ -232,24 +242,24 @@ class Staged(Algorithm):
 
     def init(self, rng_key: Array, reading: StagedReading, data: StageData) -> Stage:
         """The first stage, from the prior."""
-        deal_key, rng_key = random.split(rng_key)
-        rows, later = reading.rows.dealt(deal_key, self.num_stages, data)
+        rng = generator(rng_key)
+        rows, later = reading.rows.dealt(rng, self.num_stages, data)
         nothing = reading.search.nothing
-        zero = jnp.zeros((), reading.nesting.split.dtype)
-        count, none = jnp.zeros((), jnp.int32), Evidence(zero, zero, no_loss(zero.dtype))
+        zero = np.zeros((), reading.nesting.split.dtype)
+        count, none = np.zeros((), np.int32), Evidence(zero, zero, no_loss(zero.dtype))
         nowhere = Stage(
             nest=None,
             mixture=nothing.mixture,
             proposal=nothing,
             rows=rows[:0],
             later=later,
-            num_left=count + self.num_stages - 1,
+            num_left=count + np.int32(self.num_stages - 1),
             num_rows=count,
             num_weighed=count,
             weighed=unweighed(zero.dtype),
             before=Account(none, none, zero, zero),
-            stage=count - 1,
-            rng_key=random.key_data(rng_key),
+            stage=count - np.int32(1),
+            rng_key=key_data(rng),
         )
         return self._started(nowhere, rows, reading, data, Begin(nothing))
 
@@ -257,9 +267,9 @@ class Staged(Algorithm):
         self, rng_key: Array, state: Stage, reading: StagedReading, data: StageData
     ) -> tuple[Stage, StageReport]:
         """One step of the nested sampling of this stage."""
-        rows = {name: column[state.rows] for name, column in data.columns.items()}
+        rows = {name: jnp.asarray(column)[state.rows] for name, column in data.columns.items()}
         densities = reading.search.start.nested_densities(
-            StageArrays(state.mixture, rows), state.proposal
+            StageArrays(state.mixture, rows, is_row=state.rows >= 0), state.proposal
         )
         nest, info = reading.nesting.shrunk(rng_key, state.nest, densities)
         report = StageReport(
@@ -287,9 +297,10 @@ class Staged(Algorithm):
         self, states: Sequence[Stage], reading: StagedReading, data: StageData
     ) -> Sequence[Stage]:
         """What the sampler needs (new offers, room for dead points), or else the next stage."""
+        states = [jax.device_get(state) for state in states]
         if any(self.sampler.needs_host(state.nest) for state in states):
             given = [(state.mixture, state.proposal) for state in states]
-            drawing, nests = reading.search.start.drawing, [state.nest for state in states]
+            drawing, nests = reading.search.start.draws, [state.nest for state in states]
             nests = reading.nesting.on_host(nests, drawing, given)
             return [state._replace(nest=nest) for state, nest in zip(states, nests, strict=True)]
         return [self._next_stage(state, reading, data) for state in states]
@@ -298,6 +309,7 @@ class Staged(Algorithm):
         self, state: Stage, reading: StagedReading, data: StageData, before: StageData
     ) -> Stage:
         """More rows: one more stage, which is not weighted by all rows."""
+        state = jax.device_get(state)
         check_finished(state, self.finished(state))
         found, account = self._summarised(state, reading, before)
         total = state.before.then(account)
@@ -305,7 +317,7 @@ class Staged(Algorithm):
             found = reading.search.labelled(key_of(state, 3), found).mixture
             total = total._replace(corrected=state.weighed.evidence)
         state = self._next_from(
-            state, jnp.arange(int(data.num_rows), dtype=jnp.int32), reading, data, found, total
+            state, np.arange(int(data.num_rows), dtype=np.int32), reading, data, found, total
         )
         return state._replace(num_weighed=state.num_rows)
 
@@ -346,11 +358,11 @@ class Staged(Algorithm):
             found = refit
         before = before._replace(num_evaluations=before.num_evaluations + float(spent))
         if not weighing.is_fine(weighed):
-            rows, zeros = weighing.so_far(state, data), jax.tree.map(jnp.zeros_like, state.before)
+            rows, zeros = weighing.so_far(state, data), jax.tree.map(np.zeros_like, state.before)
             again = state._replace(
                 mixture=reading.search.nothing.mixture,
                 before=zeros._replace(num_evaluations=before.num_evaluations),
-                num_rows=jnp.zeros_like(state.num_rows),
+                num_rows=np.zeros_like(state.num_rows),
                 rows=rows[:0],
             )
             return self._started(again, rows, reading, data, weighing.begin_again(found, weighed))
@@ -396,19 +408,26 @@ class Staged(Algorithm):
         highest peak of few rows need not be near that of more.
         """
         search = reading.search
-        rows = jnp.concatenate([state.rows, more])
-        state = state._replace(rows=rows, num_rows=state.num_rows + len(more))
+        rows = np.concatenate([known(state.rows), more])
+        dtype, count = search.start.split.dtype, state.num_rows + np.int32(len(more))
+        in_type = lambda leaf: np.asarray(leaf, dtype)
+        state = state._replace(
+            rows=padded(rows, room_for(len(rows))),
+            num_rows=count,
+            before=jax.tree.map(in_type, state.before),
+            weighed=jax.tree.map(in_type, state.weighed),
+        )
         if not len(state.mixture.log_weight) or self.most_lost == np.inf:
-            state = state._replace(num_weighed=state.num_rows)
-        search_key, lost_key, start_key = random.split(key_of(state, 0), 3)
-        arrays = StageArrays(state.mixture, reading.rows.cut(data, rows))
-        proposal, spent, peaks, left = search.searched(search_key, arrays, begin)
+            state = state._replace(num_weighed=count)
+        rng = key_of(state, 0)
+        arrays = search.arrays(state.mixture, data, rows)
+        proposal, spent, peaks, left = search.searched(rng, arrays, begin)
         if state.num_left > 0 and not begin.is_final:
             has_few = self.most_lost < left < FAR
             if len(proposal.log_weight):
-                z, log_weight = search.weighted_draws(lost_key, arrays, proposal)
+                z, log_weight = search.weighted_draws(rng, arrays, proposal)
                 spent += len(z)
-                has_few = self._is_too_much(loss_of(log_weight, state.num_rows))
+                has_few = self._is_too_much(loss_of(log_weight, count))
             if has_few:
                 total = state.before.num_evaluations + spent * len(rows)
                 return self._started(
@@ -418,14 +437,14 @@ class Staged(Algorithm):
                     Begin(LabelledMixture(state.mixture), peaks),
                 )
         nest = reading.nesting.started(
-            start_key,
-            search.start.drawing,
+            rng,
+            search.start.draws,
             (state.mixture, proposal),
-            search.start.nested_densities(arrays, proposal),
+            lambda z: search.start.nested_values(arrays, proposal, z)[:2],
             not len(state.mixture.log_weight) and not len(proposal.reference.location),
         )
-        nest = nest._replace(num_evaluations=nest.num_evaluations + round(spent))
-        return state._replace(nest=nest, proposal=proposal, stage=state.stage + 1)
+        nest = nest._replace(num_evaluations=nest.num_evaluations + np.int32(round(spent)))
+        return state._replace(nest=nest, proposal=proposal, stage=state.stage + np.int32(1))
 
     def _summarised(
         self, state: Stage, reading: StagedReading, data: StageData
@@ -449,32 +468,29 @@ class Staged(Algorithm):
 
         The number of stages includes those that were begun again.
         """
-        is_finished = self.finished(state)
+        state = jax.device_get(state)
         found = self.sampler.results(state.nest, reading.nesting, {})
         log_evidence, error = _stage_evidence(state, reading)
         weighed, num_rows = state.weighed, state.num_rows
         corrected, nested = state.before.corrected, state.before.nested
-        weighed_or = lambda by_weights, otherwise: jnp.where(
-            weighed.is_there, by_weights, otherwise
-        )
-        at_end = lambda value: jnp.where(is_finished, value, jnp.nan)
+        weighed_or = lambda by_weights, otherwise: by_weights if weighed.is_there else otherwise
         summed, summed_error = (
             corrected.log_evidence + log_evidence,
             corrected.error(num_rows, error),
         )
         attrs = {
             "log_evidence": weighed_or(weighed.log_evidence, summed),
-            "log_evidence_se": at_end(weighed_or(jnp.sqrt(weighed.variance), summed_error)),
+            "log_evidence_se": weighed_or(np.sqrt(weighed.variance), summed_error),
             "nested_log_evidence": nested.log_evidence + log_evidence,
-            "nested_log_evidence_se": at_end(nested.error(num_rows, error)),
+            "nested_log_evidence_se": nested.error(num_rows, error),
             "nested_summary_error": nested.lost.error(num_rows),
             "information": state.before.information + found.attrs["information"],
             "summary_error": weighed_or(0.0, corrected.lost.error(num_rows)),
-            "summary_loss": corrected.lost.nats[0] / jnp.maximum(corrected.lost.count, 1),
-            "nats_left": weighed_or(weighed.lost.nats[0], jnp.nan),
+            "summary_loss": corrected.lost.nats[0] / max(corrected.lost.count, 1),
+            "nats_left": weighed_or(weighed.lost.nats[0], np.nan),
             "num_stages": state.stage + 1,
             "num_row_evaluations": row_evaluations(state),
-            "num_clumps": jnp.isfinite(state.mixture.log_weight).sum(),
+            "num_clumps": np.isfinite(state.mixture.log_weight).sum(),
         }
         return found._replace(attrs=found.attrs | attrs)
 
@@ -482,13 +498,14 @@ class Staged(Algorithm):
 def _taking_more(state: Stage, num_evaluations: Array) -> tuple[Stage, Array]:
     """The state before its stage, with the evaluations so far, and rows that double its own."""
     before = state.before._replace(num_evaluations=num_evaluations)
-    return taken(state._replace(before=before), -(-len(state.rows) // state.later.shape[1]))
+    number = -(-len(known(state.rows)) // len(known(state.later[0])))
+    return taken(state._replace(before=before), number)
 
 
-def key_of(state: Stage, number: int) -> Array:
-    """The key of one use in a stage, by the number of the use, the stage, and the rows so far."""
-    key = random.fold_in(random.wrap_key_data(state.rng_key), int(state.num_rows))
-    return random.fold_in(random.fold_in(key, int(state.stage) + 1), number)
+def key_of(state: Stage, number: int) -> np.random.Generator:
+    """The generator of one use in a stage, by the number of the use, the stage, and the rows."""
+    own = int(state.num_rows), int(state.stage) + 1, number
+    return np.random.default_rng([*np.asarray(state.rng_key), *own])
 
 
 def stage_points(
@@ -496,14 +513,13 @@ def stage_points(
 ) -> tuple[FitPoints, Array, int]:
     """The points of a stage that a mixture is fitted to, their log weights, and evaluations."""
     z, log_weight = reading.nesting.points(state.nest)
-    points, spent = reading.search.fit_points(
-        z, StageArrays(state.mixture, reading.rows.cut(data, state.rows))
-    )
+    arrays = reading.search.arrays(state.mixture, data, known(state.rows))
+    points, spent = reading.search.fit_points(z, arrays)
     return points, log_weight, spent
 
 
 def account_of(
-    rng_key: Array,
+    rng_key: Any,
     state: Stage,
     reading: StagedReading,
     found: Mixture,
@@ -513,23 +529,22 @@ def account_of(
     """The account of a stage that is summarised by a mixture.
 
     Args:
-        rng_key: a JAX key.
+        rng_key: a JAX key, or a generator of NumPy.
         state: at the end of the stage.
         reading: of the model.
         found: the mixture.
         data: the rows.
         spent: evaluations of all rows of the stage, for the points of the mixture.
     """
+    rows = known(state.rows)
     z, log_weight = reading.search.weighted_draws(
-        rng_key,
-        StageArrays(state.mixture, reading.rows.cut(data, state.rows)),
-        LabelledMixture(found),
+        rng_key, reading.search.arrays(state.mixture, data, rows), LabelledMixture(found)
     )
     log_evidence, error = _stage_evidence(state, reading)
     correction = background_correction(reading.search.start, found, z, log_weight)
     own = Evidence(log_evidence + correction, error**2, loss_of(log_weight, state.num_rows))
     evaluations = row_evaluations(state) - state.before.num_evaluations
-    evaluations = evaluations + float((spent + len(z)) * len(state.rows))
+    evaluations = evaluations + float((spent + len(z)) * len(rows))
     return Account(own, own, information_of(state.nest), evaluations)
 
 
@@ -538,10 +553,10 @@ def row_evaluations(state: Stage) -> Array:
     before = state.before.num_evaluations
     if isinstance(state.mixture, LabelledMixture):  # of workers: no row is looked at
         return before
-    return before + state.nest.num_evaluations.astype(before.dtype) * len(state.rows)
+    return before + state.nest.num_evaluations.astype(before.dtype) * len(known(state.rows))
 
 
 def _stage_evidence(state: Stage, reading: StagedReading) -> tuple[Array, Array]:
     log_evidence, error = evidence(state.nest)
     points = reading.nesting.points(state.nest)
-    return log_evidence, jnp.hypot(error, forgotten(reading.search.start, state.mixture, *points))
+    return log_evidence, np.hypot(error, forgotten(reading.search.start, state.mixture, *points))

@@ -20,21 +20,24 @@ a vector is relabelled for each.
     Driver(MergedStages(drivers)).run(key, x, y)          # all rows, for the weights at the end
     driver.update(x, y)                                   # further stages, as of `Staged`
 
-A driver can be pickled. Center (2009), "Learning complex classification models from large data
-sets", on several processors. Cost: a stage of `Staged` with (workers x components x size^2) in
-place of the rows; a gradient of a worker's rows for each of its points; and four draws for each
-dimension, at least 200, by all rows.
+`MergedStages.of(Driver(Staged(model)), key, parts, cluster=client)` runs a driver on each part, as
+a task of a cluster. A driver can be pickled.
+
+Center (2009), "Learning complex classification models from large data sets", on several processors.
+Cost: a stage of `Staged` with (workers x components x size^2) in place of the rows; a gradient of a
+worker's rows for each of its points; and four draws for each dimension, at least 200, by all rows.
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from jaxtyping import Array
 
 from inference.kernels.nested.state import evidence
 from inference.kernels.staged.kernel import (
@@ -47,10 +50,12 @@ from inference.kernels.staged.kernel import (
 )
 from inference.kernels.staged.search import NEAR, LabelledMixture, StageArrays, Start
 from inference.kernels.staged.weighing import Account, Evidence, unweighed
+from inference.maths.host import Array, generator, key_data
 from inference.maths.normal_mixture import Mixture
 from inference.program.program import Program
 from inference.reading.density import relabel
 from inference.reading.stage_rows import StageData, row_dim
+from inference.run.driver import Driver, each_run
 
 __all__ = ["MergedStages", "Part", "Product"]
 
@@ -88,10 +93,15 @@ class Product(Start):
         log_prior = self.split.densities(z, program)[0] + log_copies
         return self.defensive.log_density(worker.mixture, z, log_prior) - log_prior
 
-    def draw(self, mixture: Mixture) -> Callable[[Array], Array]:
-        """A function of a key that draws from the posterior of the first worker."""
+    def draws(
+        self, rng: np.random.Generator, num_draws: int, given: tuple[Mixture, LabelledMixture]
+    ) -> np.ndarray:
+        """Draws from the posterior of the first worker."""
+        mixture, proposal = given
         is_workers = isinstance(mixture, LabelledMixture)
-        return super().draw(_first(mixture).mixture if is_workers else mixture)
+        return super().draws(
+            rng, num_draws, (_first(mixture).mixture if is_workers else mixture, proposal)
+        )
 
 
 def _first(workers: LabelledMixture) -> LabelledMixture:
@@ -123,16 +133,49 @@ class MergedStages(Staged):
             raise ValueError(f"parts: found {len(parts)}, wanted two or more drivers of Staged.")
         self.parts = tuple(_part(number, part) for number, part in enumerate(parts))
         first = self.parts[0].kernel
-        of_parts = {part.kernel.sampler.settings.rename for part in self.parts}
-        if len(of_parts | {settings.get("rename", first.sampler.settings.rename)}) > 1:
+        of_parts = {part.kernel.sampler.rename for part in self.parts}
+        if len(of_parts | {settings.get("rename", first.sampler.rename)}) > 1:
             raise ValueError(
                 "rename: found True and False among the parts and the settings; wanted one of them "
                 "for all."
             )
         names = ("summary", "num_clumps", "background", "most_lost", "num_walkers")
         of_first = {name: getattr(first, name) for name in names}
-        of_first |= first.sampler.settings._asdict() | {"num_stages": 1}
-        super().__init__(first.model, **of_first | settings)
+        of_first |= vars(first.sampler) | {"num_stages": 1}
+        super().__init__(**of_first | settings)
+
+    @classmethod
+    def of(
+        cls,
+        driver: Driver,
+        rng_key: int | Array,
+        parts: Sequence[tuple | Callable[[], tuple]],
+        *,
+        cluster: Any = None,
+        **settings: Any,
+    ) -> "MergedStages":
+        """Learns each part by a driver of its own, and merges them.
+
+        Args:
+            driver: of `Staged`; is copied for each part, and in its `checkpoint` each part has a
+                folder of its own.
+            rng_key: an integer or a JAX key; part i has the key `fold_in(rng_key, i)`.
+            parts: positional arguments of the model for each part, or a function that returns
+                them. On a cluster it is called by the worker, so that rows may be read there.
+            cluster: as for `Driver`: each part is a task.
+            settings: as for `MergedStages`.
+        """
+        key = random.key(rng_key) if isinstance(rng_key, int | np.integer) else rng_key
+
+        def prepared(number: int, part: Any) -> tuple[Driver, Any, Any]:
+            own = copy(driver)
+            if driver.checkpoint is not None:
+                own.checkpoint = Path(driver.checkpoint).absolute() / f"part_{number}"
+            return own, random.fold_in(key, number), part
+
+        each = [prepared(number, part) for number, part in enumerate(parts)]
+        with each_run(cluster, ((), {}), each, folder=driver.checkpoint) as runs:
+            return cls([_part(number, own) for number, (own, _) in enumerate(runs)], **settings)
 
     def read(self, program: Program) -> tuple[StagedReading, StageData]:
         """Reads the model, which must be that of the parts, with as many rows as they had."""
@@ -157,29 +200,29 @@ class MergedStages(Staged):
 
     def init(self, rng_key: Array, reading: StagedReading, data: StageData) -> Stage:
         """The stage that merges the parts."""
-        fit_key, start_key, rng_key = random.split(rng_key, 3)
-        keys = [random.fold_in(fit_key, number) for number in range(len(self.parts))]
-        found = [self._learned(*given, reading) for given in zip(keys, self.parts, strict=True)]
+        rng = generator(rng_key)
+        found = [self._learned(rng, part, reading) for part in self.parts]
         each, accounts = zip(*found, strict=True)
-        mixture = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
-        one = jnp.zeros(1, jnp.int32)  # a program cannot have no row
-        num_rows = jnp.asarray(sum(part.state.num_rows for part in self.parts))
+        mixture = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+        one = np.zeros(1, np.int32)  # a program cannot have no row
+        num_rows = np.asarray(sum(part.state.num_rows for part in self.parts), np.int32)
         nothing, start = reading.search.nothing, reading.search.start
         arrays = StageArrays(mixture, reading.rows.cut(data, one))
-        densities, given = start.nested_densities(arrays, nothing), (mixture, nothing)
+        densities = lambda z: start.nested_values(arrays, nothing, z)[:2]
+        in_type = lambda *own: np.asarray(sum(own), start.split.dtype)
         return Stage(
-            nest=reading.nesting.started(start_key, start.drawing, given, densities, False),
+            nest=reading.nesting.started(rng, start.draws, (mixture, nothing), densities, False),
             mixture=mixture,
             proposal=nothing,
             rows=one,
-            later=jnp.zeros((0, 0), jnp.int32),
-            num_left=jnp.zeros((), jnp.int32),
+            later=np.zeros((0, 0), np.int32),
+            num_left=np.zeros((), np.int32),
             num_rows=num_rows,
-            num_weighed=num_rows if self.most_lost == np.inf else jnp.zeros_like(num_rows),
+            num_weighed=num_rows if self.most_lost == np.inf else np.zeros_like(num_rows),
             weighed=unweighed(start.split.dtype),
-            before=jax.tree.map(lambda *own: sum(own), *accounts),
-            stage=jnp.asarray(sum(part.state.stage + 1 for part in self.parts) - 1),
-            rng_key=random.key_data(rng_key),
+            before=jax.tree.map(in_type, *accounts),
+            stage=np.asarray(sum(part.state.stage + 1 for part in self.parts) - 1, np.int32),
+            rng_key=key_data(rng),
         )
 
     def _next_stage(self, state: Stage, reading: StagedReading, data: StageData) -> Stage:
@@ -202,19 +245,19 @@ class MergedStages(Staged):
         """
         weighed, spent = reading.weighing.by_all(key_of(state, 4), state, found, data)
         if not weighed.lost.nats[0] < NEAR:
-            weighed = weighed._replace(variance=jnp.full_like(weighed.variance, jnp.inf))
+            weighed = weighed._replace(variance=np.inf)
         account = state.before
         account = account._replace(num_evaluations=account.num_evaluations + float(spent))
         return state._replace(num_weighed=state.num_rows, weighed=weighed, before=account)
 
     def _learned(
-        self, rng_key: Array, part: Part, reading: StagedReading
+        self, rng: np.random.Generator, part: Part, reading: StagedReading
     ) -> tuple[LabelledMixture, Account]:
-        fit_key, lost_key, label_key = random.split(rng_key, 3)
-        _, state, own, data = part
+        own, data = part.reading, part.data
+        state = jax.device_get(part.state)
         points, log_weight, spent = stage_points(state, own, data)
-        mixture = reading.search.family.fitted(fit_key, points, log_weight, self.num_clumps)
-        account = account_of(lost_key, state, own, mixture, data, spent)
+        mixture = reading.search.family.fitted(rng, points, log_weight, self.num_clumps)
+        account = account_of(rng, state, own, mixture, data, spent)
         before = state.before.then(account)
         # the weighted evidence is that of all rows of the worker; the correction and the loss of
         # the last mixture are in its account
@@ -224,7 +267,7 @@ class MergedStages(Staged):
                 state.weighed.log_evidence + correction, state.weighed.variance, account.nested.lost
             )
             before = before._replace(corrected=corrected)
-        return reading.search.labelled(label_key, mixture), before
+        return reading.search.labelled(rng, mixture), before
 
 
 def _part(number: int, part: Any) -> Part:

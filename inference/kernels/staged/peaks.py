@@ -11,7 +11,8 @@ Where Normals do not fit, walkers go outwards from draws of them by slice sampli
 (`walk_outwards`), and a mixture is fitted to where they are.
 
 Throughout, `target(arrays)` is a function of a vector whose two values add up to the log density.
-Targets that compare equal are compiled once.
+Targets that compare equal are compiled once: `values` without scores, and `with_scores`. All else
+is NumPy.
 
 Cai, Modi, Pillaud-Vivien, Margossian, Gower, Blei and Saul (2024), "Batch and match: black-box
 variational inference with a score-based divergence", without their regularisation towards the
@@ -21,21 +22,24 @@ gradients of batch and match; for walks, walkers x dimensions x about 10 evaluat
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from jaxtyping import Array, Float
+from jaxtyping import Float
 from scipy.optimize import minimize
 
-from inference.maths.normal_mixture import NormalMixture, NormalSummary, Summary, score_matched
+from inference.maths.host import Array, generator, in_chunks
+from inference.maths.normal_mixture import NormalMixture, NormalSummary, score_matched
 from inference.maths.resampling import next_exponent, systematic_parents, tempered
 from inference.maths.slice_walk import Particles, slice_moves
+from inference.program.compiling import compiled
 
 __all__ = [
+    "CURVATURE",
     "GRADIENT",
     "LEAST",
     "batch_and_match",
@@ -44,24 +48,25 @@ __all__ = [
     "find_peaks",
     "is_within",
     "laplace",
+    "values",
     "walk_outwards",
-    "weighted_draws",
     "with_scores",
     "worthwhile",
 ]
 
 GRADIENT = 3  # evaluations that a gradient costs
+CURVATURE = 4 * GRADIENT  # evaluations, times the size, that the curvature at a peak costs
 LEAST = 20  # walkers that climb in any case
 LEVEL = 0.5  # nats within which peaks are equally high
 
 
 def find_peaks(
-    start: Float[Array, "walker size"],
+    start: Float[np.ndarray, "walker size"],
     target: Callable,
     arrays: Any,
     least: int = LEAST,
     often: int = 5,
-) -> tuple[Float[Array, "walker size"], np.ndarray, int]:
+) -> tuple[Float[np.ndarray, "walker size"], np.ndarray, int]:
     """Climbs by L-BFGS, until the highest peak has been found often enough.
 
     Returned are the ends of the climbs, their log densities, and the number of evaluations.
@@ -73,10 +78,12 @@ def find_peaks(
         least: walkers that climb in any case.
         often: walkers that must have come to the highest peak.
     """
+    dtype = start.dtype
+    scored = _scores_of(start.shape[1], dtype, arrays, target)
 
     def loss(z: np.ndarray) -> tuple[float, np.ndarray]:
-        value, score = _value_and_score(jnp.asarray(z, start.dtype), arrays, target)
-        return -float(value), -np.asarray(score, float)
+        value, score = scored(z[None])
+        return -float(value[0]), -np.asarray(score[0], float)
 
     z, height, evaluations = [], [], 0
     for walker in np.asarray(start, float):
@@ -89,20 +96,66 @@ def find_peaks(
         z, height = [*z, walker], [*height, top]
         if len(z) >= least and np.sum(np.array(height) > max(height) - LEVEL) >= often:
             break
-    return jnp.asarray(np.array(z), start.dtype), np.array(height), evaluations
+    return np.array(z).astype(dtype), np.array(height), evaluations
 
 
-@partial(jax.jit, static_argnames="target")
-def _value_and_score(z: Array, arrays: Any, target: Callable) -> tuple[Array, Array]:
-    return jax.value_and_grad(lambda z: sum(target(arrays)(z)))(z)
+CHUNK = 100  # vectors of one call
+
+
+def values(z: Float[np.ndarray, "point size"], arrays: Any, target: Callable) -> np.ndarray:
+    """The two values [2, point] of a target at vectors."""
+    code = _code(_values, target, arrays, np.zeros((CHUNK, z.shape[1]), z.dtype))
+    return in_chunks(partial(code, arrays), z, CHUNK).T
+
+
+def with_scores(
+    z: Float[np.ndarray, "point size"], arrays: Any, target: Callable
+) -> tuple[Float[np.ndarray, " point"], Float[np.ndarray, "point size"]]:
+    """Log densities and scores at vectors."""
+    return _scores_of(z.shape[1], z.dtype, arrays, target)(z)
+
+
+def _scores_of(size: int, dtype: Any, arrays: Any, target: Callable) -> Callable:
+    """`with_scores` as a function of vectors, which finds its compiled code once."""
+    code = _code(_with_scores, target, arrays, np.zeros((CHUNK, size), dtype), np.int32(0))
+    return lambda z: in_chunks(partial(code, arrays), z.astype(dtype), CHUNK, counts=True)
+
+
+def _code(function: Callable, target: Callable, *arguments: Any) -> Callable:
+    leaves, form = jax.tree.flatten(arguments)
+    types = [(np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
+    return _compiled(function, target, form, *types)
+
+
+@lru_cache(16)
+def _compiled(function: Callable, target: Callable, form: Any, *types: Any) -> Callable:
+    like = jax.tree.unflatten(form, [np.zeros(*each) for each in types])
+    return compiled(partial(function, target), *like)
+
+
+def _values(target: Callable, arrays: Any, z: Array) -> Array:
+    densities = target(arrays)
+    # one at a time, since each takes all rows
+    return jax.lax.map(lambda z: jnp.stack(densities(z)), z)
+
+
+def _with_scores(target: Callable, arrays: Any, z: Array, count: Array) -> tuple[Array, Array]:
+    """For the first `count` vectors."""
+    densities = target(arrays)
+    both = jax.value_and_grad(lambda z: sum(densities(z)))
+
+    def one(place: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+        return jax.tree.map(lambda into, new: into.at[place].set(new), found, both(z[place]))
+
+    return jax.lax.fori_loop(0, count, one, (jnp.zeros(len(z), z.dtype), jnp.zeros_like(z)))
 
 
 def distinct(
-    peaks: Float[Array, "peak size"],
+    peaks: Float[np.ndarray, "peak size"],
     height: np.ndarray,
-    deviation: Float[Array, " size"],
+    deviation: Float[np.ndarray, " size"],
     most: int,
-) -> tuple[Float[Array, "peak size"], np.ndarray]:
+) -> tuple[Float[np.ndarray, "peak size"], np.ndarray]:
     """The highest peaks that are different, and their heights.
 
     Args:
@@ -112,9 +165,10 @@ def distinct(
         most: how many are kept.
     """
     kept: list[int] = []
-    z, reach = np.asarray(peaks), 0.05 * np.asarray(deviation)
+    reach = 0.05 * deviation
     is_same = lambda one, other: (
-        abs(height[one] - height[other]) < LEVEL and bool(np.all(np.abs(z[one] - z[other]) < reach))
+        abs(height[one] - height[other]) < LEVEL
+        and bool(np.all(np.abs(peaks[one] - peaks[other]) < reach))
     )
     for number in np.argsort(-height):
         is_new = np.isfinite(height[number]) and len(kept) < most
@@ -123,23 +177,35 @@ def distinct(
     return peaks[np.array(kept, int)], height[kept]
 
 
-@partial(jax.jit, static_argnames="target")
 def laplace(
-    peak: Float[Array, " size"],
-    start: Float[Array, "walker size"],
+    peak: Float[np.ndarray, " size"],
+    start: Float[np.ndarray, "walker size"],
     arrays: Any,
     target: Callable,
 ) -> NormalMixture:
-    """The Laplace approximation at a peak, in no direction wider than the starts of the walkers."""
-    score = jax.grad(lambda z: sum(target(arrays)(z)))
-    along = lambda direction: jax.jvp(score, (peak,), (direction,))[1]
-    curvature = -jax.lax.map(along, jnp.eye(len(peak), dtype=peak.dtype))
-    curvature = jnp.where(jnp.isfinite(curvature).all(), curvature, 0.0)
-    value, vector = jnp.linalg.eigh((curvature + curvature.T) / 2)
-    variance = jnp.mean(((start - start.mean(0)) @ vector) ** 2, 0)
-    value = jnp.maximum(jnp.abs(value), 1 / jnp.maximum(variance, jnp.finfo(peak.dtype).tiny))
-    root = jnp.linalg.cholesky((vector / value) @ vector.T)
-    return NormalMixture.of(jnp.zeros(1, peak.dtype), peak[None], root[None])
+    """The Laplace approximation at a peak, in no direction wider than the starts of the walkers.
+
+    The curvature is a difference of scores: over a part of the width of the starts, and then over
+    that part of the width that the first difference gives.
+    """
+    dtype, size = start.dtype, len(peak)
+    widest = 1 / np.maximum(start.var(0), np.finfo(dtype).tiny)
+    curvature = np.zeros((size, size))
+    for _ in range(2):
+        least = np.maximum(np.abs(np.diagonal(curvature)), widest)
+        step = np.diag(np.cbrt(np.finfo(dtype).eps) / np.sqrt(least))
+        around = np.concatenate([peak + step, peak - step]).astype(dtype)
+        score = np.asarray(with_scores(around, arrays, target)[1], float)
+        width = np.diagonal(around[:size].astype(float) - around[size:])
+        curvature = (score[size:] - score[:size]) / width[:, None]
+        if not np.isfinite(curvature).all():
+            curvature = np.zeros_like(curvature)
+    value, vector = np.linalg.eigh((curvature + curvature.T) / 2)
+    variance = np.mean(((start - start.mean(0)) @ vector) ** 2, 0)
+    value = np.maximum(np.abs(value), 1 / np.maximum(variance, np.finfo(dtype).tiny))
+    upper = np.linalg.qr((vector / np.sqrt(value)).T, mode="r")
+    root = upper.T * np.sign(np.diagonal(upper))
+    return NormalMixture.of(np.zeros(1, dtype), peak[None], root[None].astype(dtype))
 
 
 def worthwhile(approximations: list[NormalMixture], height: np.ndarray) -> list[NormalMixture]:
@@ -147,14 +213,14 @@ def worthwhile(approximations: list[NormalMixture], height: np.ndarray) -> list[
 
     The Laplace evidence of a peak may be wrong by 30 nats.
     """
-    log_det = [float(jnp.sum(jnp.log(jnp.diagonal(each.whitening[0])))) for each in approximations]
+    log_det = [np.log(np.diagonal(each.whitening[0])).sum() for each in approximations]
     log_evidence = height - np.array(log_det)
     is_enough = log_evidence > log_evidence.max(initial=-np.inf) - 30
     return [each for each, enough in zip(approximations, is_enough, strict=True) if enough]
 
 
 def batch_and_match(
-    rng_key: Array, start: NormalMixture, target: Callable, arrays: Any, num_points: int
+    rng_key: Any, start: NormalMixture, target: Callable, arrays: Any, num_points: int
 ) -> tuple[NormalMixture, float, int]:
     """Batch and match from a Normal, as long as a round raises the bound by a tenth of a nat.
 
@@ -168,55 +234,24 @@ def batch_and_match(
         arrays: see `target`.
         num_points: draws of a round.
     """
+    rng, family = generator(rng_key), NormalSummary(start.mean.shape[1])
     best, log_evidence, component, bound, spent = start, -np.inf, start, -np.inf, 0
-    for key in random.split(rng_key, 15):
-        z, score, log_weight = _scored_draws(key, component, arrays, target, num_points)
+    for _ in range(15):
+        z = family.draws(rng, component, num_points).astype(component.mean.dtype)
+        value, score = with_scores(z, arrays, target)
+        log_weight = value - family.log_densities(component, z)
         spent += GRADIENT * num_points
-        if not float(log_weight.mean()) > bound + 0.1:
+        if not log_weight.mean() > bound + 0.1:
             break
         bound = float(log_weight.mean())
-        best, log_evidence = component, float(jax.nn.logsumexp(log_weight) - np.log(num_points))
-        component = score_matched(component, z, score)
+        log_evidence = float(np.logaddexp.reduce(log_weight) - np.log(num_points))
+        best, component = component, score_matched(component, z, score)
     return best, log_evidence, spent
 
 
-@partial(jax.jit, static_argnames=("target", "num_points"))
-def _scored_draws(
-    rng_key: Array, component: NormalMixture, arrays: Any, target: Callable, num_points: int
-) -> tuple[Array, Array, Array]:
-    family = NormalSummary(component.mean.shape[1])
-    z = jax.vmap(lambda key: family.draw(key, component))(random.split(rng_key, num_points))
-    value, score = with_scores(z, arrays, target)
-    return z, score, value - jax.vmap(lambda z: family.log_density(component, z))(z)
-
-
-@partial(jax.jit, static_argnames="target")
-def with_scores(
-    z: Float[Array, "point size"], arrays: Any, target: Callable
-) -> tuple[Float[Array, " point"], Float[Array, "point size"]]:
-    """Log densities and scores at vectors, one at a time, since each takes all rows."""
-    densities = target(arrays)
-    return jax.lax.map(jax.value_and_grad(lambda z: sum(densities(z))), z)
-
-
-@partial(jax.jit, static_argnames=("family", "target", "num_points"))
-def weighted_draws(
-    rng_key: Array,
-    family: Summary,
-    mixture: Any,
-    arrays: Any,
-    target: Callable,
-    num_points: int,
-) -> tuple[Float[Array, "draw size"], Float[Array, " draw"]]:
-    """Draws from a mixture of a family, and their log importance weights for the target."""
-    densities = target(arrays)
-    z = jax.vmap(lambda key: family.draw(key, mixture))(random.split(rng_key, num_points))
-    return z, jax.lax.map(lambda z: sum(densities(z)) - family.log_density(mixture, z), z)
-
-
-def is_within(z: Float[Array, " size"], component: NormalMixture) -> bool:
+def is_within(z: Float[np.ndarray, " size"], component: NormalMixture) -> bool:
     """Whether a vector is within about two standard deviations of a Normal, in each direction."""
-    away = np.asarray(component.whitening[0] @ (z - component.mean[0]))
+    away = component.whitening[0] @ (z - component.mean[0])
     return bool(away @ away < 2.0**2 * (len(away) + 5))
 
 
@@ -237,15 +272,16 @@ def combined(
     for number in np.argsort(-log_share):
         own = found[number]
         others = [found[other] for other in kept]
-        at_centre = [float(family.log_density(each, own.mean[0])) for each in (own, *others)]
+        at_centre = [family.log_densities(each, own.mean)[0] for each in (own, *others)]
         if log_share[number] > -7 and max(at_centre[1:], default=-np.inf) < at_centre[0] - 0.7:
             kept.append(int(number))
     kept = kept[:num_places]
     rest = family.empty(num_places - len(kept))
     parts = [found[number] for number in kept]
-    whole = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts, rest)
-    weight = jnp.asarray(log_share[kept] - np.logaddexp.reduce(log_share[kept]))
-    return whole._replace(log_weight=jnp.concatenate([weight, rest.log_weight]))
+    whole = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts, rest)
+    weight = log_share[kept] - np.logaddexp.reduce(log_share[kept])
+    log_weight = np.concatenate([weight, rest.log_weight])
+    return whole._replace(log_weight=log_weight.astype(rest.log_weight.dtype))
 
 
 @partial(jax.jit, static_argnames="target")

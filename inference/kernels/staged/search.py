@@ -21,17 +21,16 @@ case, by live points that begin in its background.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from jaxtyping import Array, Float
+from jaxtyping import Bool, Float, Int
 
-from inference.kernels.nested.nesting import Nesting
 from inference.kernels.staged.peaks import (
+    CURVATURE,
     GRADIENT,
     batch_and_match,
     combined,
@@ -39,11 +38,12 @@ from inference.kernels.staged.peaks import (
     find_peaks,
     is_within,
     laplace,
+    values,
     walk_outwards,
-    weighted_draws,
     with_scores,
     worthwhile,
 )
+from inference.maths.host import Array, generator, key_data
 from inference.maths.normal_mixture import (
     Defensive,
     FitPoints,
@@ -52,17 +52,16 @@ from inference.maths.normal_mixture import (
     divergence,
     pushed_forward,
 )
-from inference.program.compiling import once
 from inference.reading.density import (
     NO_REFERENCE,
     Exchangeable,
     Reference,
     Split,
     canonical_densities,
-    canonical_draw,
+    relabel,
     relabel_alike,
 )
-from inference.reading.stage_rows import StageRows
+from inference.reading.stage_rows import StageData, StageRows, padded, room_for, row_terms
 
 __all__ = [
     "Begin",
@@ -102,6 +101,7 @@ class StageArrays(NamedTuple):
     mixture: Mixture  # of pi_s; no component where that is the prior
     rows: dict[str, Array]
     reference: Reference = NO_REFERENCE  # of canonical vectors
+    is_row: Bool[Array, " row"] | None = None  # False for rows that fill up the arrays
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,13 @@ class Start:
         split: prior and likelihood of the model.
         defensive: the family of mixtures between stages, with its share of the prior.
         exchange: the members that may change places; None for none.
+        axis: of the rows among the batch dimensions.
     """
 
     split: Split
     defensive: Defensive
     exchange: Exchangeable | None
+    axis: int = -1
 
     def __call__(self, arrays: StageArrays) -> Callable:
         """A function of a vector: log pi_s and log likelihood, of canonical vectors."""
@@ -125,38 +127,42 @@ class Start:
     def densities(self, arrays: StageArrays) -> Callable:
         """A function of a vector: log pi_s and log likelihood."""
         program = self.split.program.with_arguments(**arrays.rows)
-        if not len(arrays.mixture.log_weight):
-            return lambda z: self.split.densities(z, program)
 
         def densities(z: Array) -> tuple[Array, Array]:
-            log_prior, log_likelihood = self.split.densities(z, program)
-            return self.defensive.log_density(arrays.mixture, z, log_prior), log_likelihood
+            if arrays.is_row is None:
+                log_prior, log_likelihood = self.split.densities(z, program)
+            else:
+                log_prior, terms = row_terms(self.split, self.axis, z, program)
+                log_likelihood = jnp.sum(jnp.where(arrays.is_row, terms, 0.0))
+            if len(arrays.mixture.log_weight):
+                log_prior = self.defensive.log_density(arrays.mixture, z, log_prior)
+            return log_prior, log_likelihood
 
         return densities
-
-    def draw(self, mixture: Mixture) -> Callable[[Array], Array]:
-        """A function of a key that draws a vector from pi_s, the density with this mixture."""
-        if not len(mixture.log_weight):
-            return self.split.draw
-        return lambda key: self.defensive.draw(key, mixture, self.split.draw)
 
     @property
     def with_background(self) -> Defensive:
         """The family of proposals: a fifth is pi_s, should the search have missed something."""
         return Defensive(self.defensive.summary, 0.2)
 
-    def drawing(self, given: tuple[Mixture, LabelledMixture]) -> Callable[[Array], Array]:
-        """A function of a key: a draw of the density that nested sampling starts from.
+    def draws(
+        self, rng: np.random.Generator, num_draws: int, given: tuple[Mixture, LabelledMixture]
+    ) -> Float[np.ndarray, "draw size"]:
+        """Draws from the density that nested sampling starts from.
 
         Args:
+            rng: a generator.
+            num_draws: how many.
             given: the mixture of pi_s, and the proposal; without components for pi_s itself.
         """
         mixture, proposal = given
-        draw = self.draw(mixture)
+        z = self.split.draws(rng, num_draws)
+        if len(mixture.log_weight):
+            z = self.defensive.draws(rng, mixture, z)
         if not len(proposal.log_weight):
-            return draw
-        draw = canonical_draw(self.exchange, proposal.reference, draw)
-        return lambda key: self.with_background.draw(key, proposal.mixture, draw)
+            return z
+        z = relabel(self.exchange, z, proposal.reference)
+        return self.with_background.draws(rng, proposal.mixture, z)
 
     def nested_densities(self, arrays: StageArrays, proposal: LabelledMixture) -> Callable:
         """A function of a vector: log prior and log likelihood, as nested sampling takes them.
@@ -173,6 +179,27 @@ class Start:
             return log_proposal, log_likelihood + log_start - log_proposal
 
         return densities
+
+    def values(
+        self, arrays: StageArrays, z: Float[np.ndarray, "point size"]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Log pi_s and log likelihood at vectors, on the host; of canonical vectors."""
+        log_start, log_likelihood = values(z, arrays._replace(reference=NO_REFERENCE), self)
+        if self.exchange is None or not len(arrays.reference.location):
+            return log_start, log_likelihood
+        is_canonical = (relabel(self.exchange, z, arrays.reference) == z).all(1)
+        return np.where(is_canonical, log_start + self.exchange.log_copies, -np.inf), log_likelihood
+
+    def nested_values(
+        self, arrays: StageArrays, proposal: LabelledMixture, z: Float[np.ndarray, "point size"]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`nested_densities` at vectors, on the host; and the log likelihood."""
+        log_start, log_likelihood = self.values(arrays._replace(reference=proposal.reference), z)
+        if not len(proposal.log_weight):
+            return log_start, log_likelihood, log_likelihood
+        log_proposal = self.with_background.log_densities(proposal.mixture, z, log_start)
+        with np.errstate(invalid="ignore"):
+            return log_proposal, log_likelihood + log_start - log_proposal, log_likelihood
 
 
 class Begin(NamedTuple):
@@ -201,14 +228,12 @@ class Search:
 
     Args:
         start: what stages start from.
-        nesting: the nested sampler of a stage.
         rows: the rows of the model.
         num_clumps: the most components of a mixture.
         num_walkers: the most walkers; None for the usual number, 0 for no search.
     """
 
     start: Start
-    nesting: Nesting
     rows: StageRows
     num_clumps: int
     num_walkers: int | None
@@ -235,7 +260,7 @@ class Search:
             return 0
         return self.usual if self.num_walkers is None else self.num_walkers
 
-    def searched(self, rng_key: Array, arrays: StageArrays, begin: Begin) -> Candidate:
+    def searched(self, rng_key: Any, arrays: StageArrays, begin: Begin) -> Candidate:
         """Searches for a proposal; it has no components where no candidate was accepted.
 
         Args:
@@ -245,30 +270,30 @@ class Search:
         """
         if not self.size:
             return Candidate(begin.near if begin.is_final else self.nothing, 0.0)
+        rng = generator(rng_key)
         spent, left = 0.0, np.inf
         looks = (self.near_components, self.near_peaks, self.near_heaviest, self.outwards)
-        for number, look in enumerate(looks):
-            look_key, try_key, fit_key, last_key = random.split(random.fold_in(rng_key, number), 4)
-            candidate = look(look_key, arrays, begin)
+        for look in looks:
+            candidate = look(rng, arrays, begin)
             if candidate is None:
                 continue
             proposal, evaluations, peaks, _ = candidate
             begin = begin if peaks is None else begin._replace(peaks=peaks)
-            nats, is_accepted, heaviest = self.trial(try_key, arrays, proposal)
+            nats, is_accepted, heaviest = self.trial(rng, arrays, proposal)
             spent, left = spent + evaluations + TRIED, min(left, nats)
             if is_accepted:
                 peaks = component_means(proposal) if begin.peaks is None else begin.peaks
                 if nats < 0.3:
                     return Candidate(proposal, spent, peaks, left)
-                finer, evaluations = self._refined(fit_key, arrays, proposal)
-                best = finer if (self.trial(last_key, arrays, finer)[0] < nats) else proposal
+                finer, evaluations = self._refined(rng, arrays, proposal)
+                best = finer if self.trial(rng, arrays, finer)[0] < nats else proposal
                 return Candidate(best, spent + evaluations + TRIED, peaks, left)
             near = proposal if nats < NEAR else self.nothing
             begin = begin._replace(near=near, heaviest=heaviest)
         return Candidate(self.nothing, spent, begin.peaks, left)
 
     def trial(
-        self, rng_key: Array, arrays: StageArrays, proposal: LabelledMixture
+        self, rng_key: Any, arrays: StageArrays, proposal: LabelledMixture
     ) -> tuple[float, bool, Float[Array, "draw size"]]:
         """Judges a proposal, with pi_s in its background, by draws from it.
 
@@ -276,8 +301,8 @@ class Search:
         the largest weight than an effective sample size does; whether the proposal is accepted; and
         the draws of the largest weights.
         """
-        z = self.nesting.draws(rng_key, TRIED, self.start.drawing, (arrays.mixture, proposal))
-        log_weight, log_likelihood = map(np.asarray, _weighed(self.start, z, arrays, proposal))
+        z = self.start.draws(generator(rng_key), TRIED, (arrays.mixture, proposal))
+        _, log_weight, log_likelihood = self.start.nested_values(arrays, proposal, z)
         log_weight = np.where(np.isnan(log_weight), -np.inf, log_weight)
         heaviest = np.argsort(-log_weight)[: min(5, np.isfinite(log_weight).sum())]
         # an infinite likelihood is refused by nested sampling
@@ -287,43 +312,39 @@ class Search:
         weight = np.exp(log_weight - log_total)
         mean = np.sum(weight * np.where(weight > 0, log_likelihood, 0.0))
         information = float(mean - log_total + np.log(TRIED))
-        nats = float(divergence(jnp.asarray(log_weight)))
+        nats = divergence(log_weight)
         return nats, nats <= max(LITTLE, PART * information), z[heaviest]
 
     def _refined(
-        self, rng_key: Array, arrays: StageArrays, proposal: LabelledMixture
+        self, rng_key: Any, arrays: StageArrays, proposal: LabelledMixture
     ) -> tuple[LabelledMixture, float]:
-        draw_key, fit_key = random.split(rng_key)
-        parts = [self.weighted_draws(key, arrays, proposal) for key in random.split(draw_key, 4)]
-        z, log_weight = map(jnp.concatenate, zip(*parts, strict=True))
-        log_weight = jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
+        rng = generator(rng_key)
+        z, log_weight = self.weighted_draws(rng, arrays, proposal, 4 * self.usual)
+        log_weight = np.where(np.isfinite(log_weight), log_weight, -np.inf)
         points, spent = self.fit_points(z, arrays)
-        fitted = self.family.fitted(fit_key, points, log_weight, self.num_clumps)
+        fitted = self.family.fitted(rng, points, log_weight, self.num_clumps)
         return proposal._replace(mixture=fitted), float(len(z) + spent)
 
     # Candidates.
 
-    def near_components(
-        self, rng_key: Array, arrays: StageArrays, begin: Begin
-    ) -> Candidate | None:
+    def near_components(self, rng_key: Any, arrays: StageArrays, begin: Begin) -> Candidate | None:
         """Batch and match from each component that was found before; None where there is none."""
         if not len(begin.near.log_weight):
             return None
         return self._matched(rng_key, arrays, _components(begin.near.mixture))
 
-    def near_peaks(self, rng_key: Array, arrays: StageArrays, begin: Begin) -> Candidate | None:
+    def near_peaks(self, rng_key: Any, arrays: StageArrays, begin: Begin) -> Candidate | None:
         """Batch and match from the peaks of the posterior; None where no walker can start."""
-        draw_key, climb_key = random.split(rng_key)
-        given = arrays.mixture, self.nothing
-        drawn = self.nesting.draws(draw_key, self.size, self.start.drawing, given)
-        start = drawn[jnp.isfinite(drawn).all(1)]
+        rng = generator(rng_key)
+        drawn = self.start.draws(rng, self.size, (arrays.mixture, self.nothing))
+        start = drawn[np.isfinite(drawn).all(1)]
         if not len(start):
             return None  # nested sampling refuses such a prior
         if begin.peaks is None:
             z, height, spent = find_peaks(start, self.start, arrays)
         else:  # the highest peak of few rows need not be near that of more
             z, height, spent = find_peaks(
-                jnp.concatenate([begin.peaks, start[: begin.most_fresh]]),
+                np.concatenate([np.asarray(begin.peaks), start[: begin.most_fresh]]),
                 self.start,
                 arrays,
                 least=len(begin.peaks) + FRESH,
@@ -333,68 +354,63 @@ class Search:
         z = z if is_labelled else relabel_alike(self.start.exchange, z)
         peaks, height = distinct(z, height, start.std(0), MOST_PEAKS)
         normals = [laplace(peak, start, arrays, self.start) for peak in peaks]
-        matched = self._matched(climb_key, arrays, worthwhile(normals, height))
-        spent += matched.evaluations + GRADIENT * len(normals) * self.start.split.size
+        matched = self._matched(rng, arrays, worthwhile(normals, height))
+        spent += matched.evaluations + CURVATURE * len(normals) * self.start.split.size
         return Candidate(matched.proposal, spent, peaks if len(peaks) else None)
 
-    def near_heaviest(self, rng_key: Array, arrays: StageArrays, begin: Begin) -> Candidate | None:
+    def near_heaviest(self, rng_key: Any, arrays: StageArrays, begin: Begin) -> Candidate | None:
         """`near_peaks` with walkers from the heaviest draws, which may show another peak."""
         if begin.heaviest is None or begin.peaks is None:
             return None
-        known = jnp.concatenate([begin.peaks, begin.heaviest])
+        known = np.concatenate([begin.peaks, begin.heaviest])
         return self.near_peaks(rng_key, arrays, begin._replace(peaks=known, most_fresh=FRESH))
 
-    def outwards(self, rng_key: Array, arrays: StageArrays, begin: Begin) -> Candidate | None:
+    def outwards(self, rng_key: Any, arrays: StageArrays, begin: Begin) -> Candidate | None:
         """A mixture fitted to walkers, which slice sample outwards from draws of a near mixture."""
         near = begin.near
         if not len(near.log_weight):
             return None
-        draw_key, walk_key, fit_key = random.split(rng_key, 3)
-        z, log_weight = self.weighted_draws(draw_key, arrays, near)
+        rng = generator(rng_key)
+        z, log_weight = self.weighted_draws(rng, arrays, near)
+        walk_key = random.wrap_key_data(jax.device_put(key_data(rng)))
         z, evaluations = walk_outwards(
             walk_key, z, log_weight, arrays._replace(reference=near.reference), self.start
         )
-        points, spent = self.fit_points(z, arrays)
-        fitted = self.family.fitted(fit_key, points, jnp.zeros(len(z)), self.num_clumps)
+        points, spent = self.fit_points(np.asarray(z), arrays)
+        fitted = self.family.fitted(rng, points, np.zeros(len(z)), self.num_clumps)
         return Candidate(near._replace(mixture=fitted), float(evaluations) + spent + 2 * len(z))
 
-    def _matched(
-        self, rng_key: Array, arrays: StageArrays, starts: list[NormalMixture]
-    ) -> Candidate:
+    def _matched(self, rng_key: Any, arrays: StageArrays, starts: list[NormalMixture]) -> Candidate:
         """Batch and match from each Normal whose mean is not within one found before."""
-        own_key, rng_key = random.split(rng_key)
+        rng = generator(rng_key)
         found, log_evidence, spent = [], [], 0
-        for number, start in enumerate(starts):
+        for start in starts:
             if not any(is_within(start.mean[0], other) for other in found):
-                normal, own, cost = batch_and_match(
-                    random.fold_in(rng_key, number), start, self.start, arrays, self.usual
-                )
+                normal, own, cost = batch_and_match(rng, start, self.start, arrays, self.usual)
                 found, log_evidence, spent = [*found, normal], [*log_evidence, own], spent + cost
         none = self.family.empty(self.num_clumps)
         mixture = combined(found, log_evidence, self.num_clumps) if found else none
         is_labelled = len(arrays.mixture.log_weight) or not np.isfinite(mixture.log_weight).any()
-        proposal = LabelledMixture(mixture) if is_labelled else self.labelled(own_key, mixture)
+        proposal = LabelledMixture(mixture) if is_labelled else self.labelled(rng, mixture)
         return Candidate(proposal, float(spent))
 
     # What candidates are made of.
 
-    def labelled(self, rng_key: Array, mixture: Mixture) -> LabelledMixture:
+    def labelled(self, rng_key: Any, mixture: Mixture) -> LabelledMixture:
         """A mixture over canonical vectors; the reference is its heaviest component."""
         exchange, family = self.start.exchange, self.family
         if exchange is None:
             return LabelledMixture(mixture)
         is_normal = isinstance(mixture, NormalMixture)
         first = _components(mixture)[0] if is_normal else mixture
-        z = jax.vmap(lambda key: family.draw(key, first))(random.split(rng_key, self.usual))
-        reference = exchange.reference(z)
+        drawn = family.draws(generator(rng_key), first, self.usual)
+        reference = exchange.reference(drawn.astype(self.start.split.dtype))
         if is_normal:
-            to = lambda z: exchange.relabelled(z, reference)
-            move = lambda mixture: pushed_forward(mixture, to)
-            mixture = once(move, mixture)(mixture)
+            mixture = pushed_forward(mixture, lambda z: relabel(exchange, z, reference))
         return LabelledMixture(mixture, reference)
 
     def weighted_draws(
-        self, rng_key: Array, arrays: StageArrays, found: LabelledMixture, num_draws: int = 0
+        self, rng_key: Any, arrays: StageArrays, found: LabelledMixture, num_draws: int = 0
     ) -> tuple[Float[Array, "draw size"], Float[Array, " draw"]]:
         """Draws from a mixture, and their log importance weights for the posterior of a stage.
 
@@ -404,14 +420,17 @@ class Search:
             found: the mixture.
             num_draws: how many draws; 0 for the usual number.
         """
-        return weighted_draws(
-            rng_key,
-            self.family,
-            found.mixture,
-            arrays._replace(reference=found.reference),
-            self.start,
-            num_draws or self.usual,
-        )
+        z = self.family.draws(generator(rng_key), found.mixture, num_draws or self.usual)
+        rounded = z.astype(self.start.split.dtype)
+        log_density = sum(self.start.values(arrays._replace(reference=found.reference), rounded))
+        return rounded, log_density - self.family.log_densities(found.mixture, z)
+
+    def arrays(
+        self, mixture: Mixture, data: StageData, rows: Int[np.ndarray, " row"]
+    ) -> StageArrays:
+        """The arrays of a stage of these rows, filled up so that few sizes occur."""
+        places = padded(rows, room_for(len(rows)))
+        return StageArrays(mixture, self.rows.cut(data, places), is_row=jax.device_put(places >= 0))
 
     def fit_points(
         self, z: Float[Array, "point size"], arrays: StageArrays
@@ -419,31 +438,16 @@ class Search:
         """Points, with scores if the family uses them, and the evaluations that this took."""
         if not self.family.uses_scores:
             return FitPoints(z), 0
-        # in chunks of one size, which share one compiled program
-        chunk, score = 500, []
-        for first in range(0, len(z), chunk):
-            part = z[first : first + chunk]
-            padded = jnp.pad(part, ((0, chunk - len(part)), (0, 0)), mode="edge")
-            score.append(with_scores(padded, arrays, self.start)[1])
-        return FitPoints(z, jnp.concatenate(score)[: len(z)]), GRADIENT * len(z)
-
-
-@partial(jax.jit, static_argnums=0)
-def _weighed(
-    start: Start, z: Array, arrays: StageArrays, proposal: LabelledMixture
-) -> tuple[Array, Array]:
-    densities, nested = start.densities(arrays), start.nested_densities(arrays, proposal)
-    return jax.lax.map(lambda z: (nested(z)[1], densities(z)[1]), z, batch_size=50)
+        return FitPoints(z, with_scores(z, arrays, self.start)[1]), GRADIENT * len(z)
 
 
 def _components(mixture: Mixture) -> list[NormalMixture]:
-    log_weight = np.asarray(mixture.log_weight)
-    present = [place for place in np.argsort(-log_weight) if np.isfinite(log_weight[place])]
-    one = lambda place: jax.tree.map(lambda leaf: leaf[place][None], mixture)
-    return [one(place)._replace(log_weight=jnp.zeros(1)) for place in present]
+    one = lambda place: NormalMixture(*(np.asarray(leaf)[place][None] for leaf in mixture))
+    each = [one(place) for place in mixture.present]
+    return [part._replace(log_weight=np.zeros_like(part.log_weight)) for part in each]
 
 
 def component_means(found: LabelledMixture) -> Float[Array, "component size"]:
     """The means of the components that have weight."""
     assert isinstance(found.mixture, NormalMixture)  # others have no scores and no search
-    return found.mixture.mean[np.isfinite(np.asarray(found.log_weight))]
+    return np.asarray(found.mixture.mean)[np.isfinite(np.asarray(found.log_weight))]

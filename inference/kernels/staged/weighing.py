@@ -25,14 +25,11 @@ times as many for a run that begins again.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import random
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from inference.kernels.staged.search import (
     FAR,
@@ -41,12 +38,12 @@ from inference.kernels.staged.search import (
     Begin,
     LabelledMixture,
     Search,
-    StageArrays,
     Start,
     component_means,
 )
+from inference.maths.host import Array, generator
 from inference.maths.normal_mixture import Mixture, importance_shares
-from inference.reading.stage_rows import StageData
+from inference.reading.stage_rows import StageData, known
 
 __all__ = [
     "Account",
@@ -90,7 +87,7 @@ class Loss(NamedTuple):
 
     def then(self, later: "Loss") -> "Loss":
         """The loss by successive mixtures; losses of workers are added leaf by leaf instead."""
-        added = jax.tree.map(jnp.add, self, later)
+        added = jax.tree.map(np.add, self, later)
         return added._replace(variance=added.variance + 2 * self.deviation[1] * later.deviation)
 
     def error(self, num_rows: Array) -> Array:
@@ -99,28 +96,24 @@ class Loss(NamedTuple):
         The bias is taken as the divergence, or as half of the variance where that is more: by so
         much logarithms of unbiased evidences are too small.
         """
-        nats, variance = (each[0] - each[1] / num_rows.astype(each.dtype) for each in self[:2])
-        variance = jnp.maximum(variance, 0)
-        return jnp.sqrt(jnp.maximum(nats, 0.5 * variance) ** 2 + variance)
+        nats, variance = (each[0] - each[1] / np.asarray(num_rows, float) for each in self[:2])
+        variance = np.maximum(variance, 0)
+        return np.sqrt(np.maximum(nats, 0.5 * variance) ** 2 + variance)
 
 
 def loss_of(log_weight: Float[Array, " draw"], num_rows: Array) -> Loss:
     """The loss by one mixture, by the log weights p / q of its draws; NaN where all are 0."""
     share, log_ratio = importance_shares(log_weight)
-    nats = jnp.sum(share * log_ratio)
-    variance, rows = jnp.sum(share * (log_ratio - nats) ** 2), num_rows.astype(nats.dtype)
-    times = jnp.stack([jnp.ones_like(nats), rows])
-    return Loss(
-        nats * times,
-        variance * times,
-        jnp.sqrt(variance) * jnp.stack([1 / jnp.sqrt(rows), jnp.sqrt(rows)]),
-        times[0],
-    )
+    nats, rows = np.sum(share * log_ratio), float(num_rows)
+    variance = np.sum(share * (log_ratio - nats) ** 2)
+    times, root = np.array([1.0, rows]), np.sqrt(rows)
+    deviation = np.sqrt(variance) * np.array([1 / root, root])
+    return Loss(nats * times, variance * times, deviation, np.ones(()))
 
 
 def no_loss(dtype: Any) -> Loss:
     """The loss before any mixture."""
-    return Loss(*jnp.zeros((3, 2), dtype), jnp.zeros((), dtype))
+    return Loss(*np.zeros((3, 2), dtype), np.zeros((), dtype))
 
 
 class Evidence(NamedTuple):
@@ -132,11 +125,11 @@ class Evidence(NamedTuple):
 
     def then(self, later: "Evidence") -> "Evidence":
         """The evidence of these stages and later ones."""
-        return jax.tree.map(jnp.add, self, later)._replace(lost=self.lost.then(later.lost))
+        return jax.tree.map(np.add, self, later)._replace(lost=self.lost.then(later.lost))
 
     def error(self, num_rows: Array, of_stage: Array) -> Array:
         """The error for `num_rows` rows, with that of the stage that is not finished."""
-        return jnp.sqrt(self.variance + self.lost.error(num_rows) ** 2 + of_stage**2)
+        return np.sqrt(self.variance + self.lost.error(num_rows) ** 2 + of_stage**2)
 
 
 class Weighed(NamedTuple):
@@ -150,7 +143,7 @@ class Weighed(NamedTuple):
     @property
     def is_there(self) -> Array:
         """Whether anything was weighted."""
-        return ~jnp.isnan(self.log_evidence)
+        return ~np.isnan(self.log_evidence)
 
     @property
     def evidence(self) -> Evidence:
@@ -169,7 +162,7 @@ class Account(NamedTuple):
     def then(self, later: "Account") -> "Account":
         """The account of these stages and later ones."""
         corrected, nested = self.corrected.then(later.corrected), self.nested.then(later.nested)
-        return jax.tree.map(jnp.add, self, later)._replace(corrected=corrected, nested=nested)
+        return jax.tree.map(np.add, self, later)._replace(corrected=corrected, nested=nested)
 
     def refitted(self, weighed: Weighed) -> "Account":
         """The account after another mixture has replaced what nested sampling has found.
@@ -177,10 +170,10 @@ class Account(NamedTuple):
         The sum goes on from the weighted evidence, whose error is not one of live points.
         """
         log_evidence, variance, lost = weighed.evidence
-        zero = jnp.zeros_like(variance)
-        lost = lost._replace(variance=lost.variance + jnp.stack([variance, zero]))
+        zero = np.zeros_like(variance)
+        lost = lost._replace(variance=lost.variance + np.stack([variance, zero]))
         return self._replace(
-            nested=Evidence(log_evidence, zero, lost), information=jnp.zeros_like(self.information)
+            nested=Evidence(log_evidence, zero, lost), information=np.zeros_like(self.information)
         )
 
 
@@ -206,7 +199,7 @@ class Weighing:
         return bool(weighed.lost.nats[0] <= max(MOST_LEFT, self.most_lost))
 
     def by_all(
-        self, rng_key: Array, state: Any, found: LabelledMixture, data: StageData
+        self, rng_key: Any, state: Any, found: LabelledMixture, data: StageData
     ) -> tuple[Weighed, int]:
         """The evidence by draws that are weighted by all rows so far, and evaluations.
 
@@ -217,18 +210,19 @@ class Weighing:
             data: the rows.
         """
         search, rows = self.search, self.so_far(state, data)
-        arrays = StageArrays(search.nothing.mixture, search.rows.cut(data, rows))
+        arrays = search.arrays(search.nothing.mixture, data, rows)
         z, log_weight = search.weighted_draws(rng_key, arrays, found, max(DRAWS, search.usual))
-        log_weight = jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight)
-        log_evidence = jax.nn.logsumexp(log_weight) - np.log(len(z))
+        log_weight = np.where(np.isnan(log_weight), -np.inf, log_weight)
+        log_evidence = np.logaddexp.reduce(log_weight) - np.log(len(z))
         lost = loss_of(log_weight, state.num_rows)
+        ratio = np.exp(log_weight - log_evidence) if np.isfinite(log_evidence) else np.nan * z[:, 0]
         # the square, because few draws see little of the tails
-        variance = jnp.var(jnp.exp(log_weight - log_evidence), ddof=1) / len(z) + lost.nats[0] ** 2
+        variance = np.var(ratio, ddof=1) / len(z) + lost.nats[0] ** 2
         correction = background_correction(search.start, found.mixture, z, log_weight)
         return Weighed(log_evidence, correction, variance, lost), len(z) * len(rows)
 
     def refitted(
-        self, rng_key: Array, state: Any, found: LabelledMixture, weighed: Weighed, data: StageData
+        self, rng_key: Any, state: Any, found: LabelledMixture, weighed: Weighed, data: StageData
     ) -> tuple[LabelledMixture, Weighed, int]:
         """Normals by batch and match with all rows so far, if their divergence is small.
 
@@ -244,20 +238,19 @@ class Weighing:
         search = self.search
         if not search.size or not weighed.lost.nats[0] < FAR:
             return found, weighed, 0
-        climb_key, weigh_key = random.split(rng_key)
-        rows = self.so_far(state, data)
-        arrays = StageArrays(search.nothing.mixture, search.rows.cut(data, rows))
-        near = search.near_components(climb_key, arrays, Begin(found))
+        rng, rows = generator(rng_key), self.so_far(state, data)
+        arrays = search.arrays(search.nothing.mixture, data, rows)
+        near = search.near_components(rng, arrays, Begin(found))
         assert near is not None  # there are components
-        again, spent = self.by_all(weigh_key, state, near.proposal, data)
+        again, spent = self.by_all(rng, state, near.proposal, data)
         spent += round(near.evaluations) * len(rows)
         return (near.proposal, again, spent) if self.is_fine(again) else (found, weighed, spent)
 
-    def so_far(self, state: Any, data: StageData) -> Array:
+    def so_far(self, state: Any, data: StageData) -> np.ndarray:
         """The places of the rows of all stages that have begun."""
         begun = len(state.later) - int(state.num_left)
         first = np.setdiff1d(np.arange(int(data.num_rows)), np.asarray(state.later))
-        return jnp.concatenate([jnp.asarray(first, jnp.int32), state.later[:begun].reshape(-1)])
+        return np.concatenate([first.astype(np.int32), known(state.later[:begun])])
 
     def begin_again(self, found: LabelledMixture, weighed: Weighed) -> Begin:
         """How the search begins where all rows so far become the first stage."""
@@ -268,7 +261,7 @@ class Weighing:
 
 def unweighed(dtype: Any) -> Weighed:
     """The `Weighed` of a run that has weighted nothing."""
-    unknown = jnp.full((), jnp.nan, dtype)
+    unknown = np.full((), np.nan, dtype)
     return Weighed(unknown, unknown, unknown, no_loss(dtype))
 
 
@@ -277,7 +270,7 @@ def forgotten(
     mixture: Mixture,
     z: Float[Array, "point size"],
     log_weight: Float[Array, " point"],
-) -> Array:
+) -> float:
     """Nats that the evidence of a stage may be off, because earlier rows are forgotten.
 
     Earlier rows are forgotten where the mixture that the stage starts from has less density than
@@ -291,10 +284,10 @@ def forgotten(
     """
     # no rows are forgotten by workers, which are weighted by all rows, and in a first stage
     if isinstance(mixture, LabelledMixture) or not len(mixture.log_weight):
-        return jnp.zeros((), start.split.dtype)
-    of_mixture = (1 - start.defensive.background) * jnp.exp(-_log_ratio(start, mixture, z))
+        return 0.0
+    of_mixture = (1 - start.defensive.background) * np.exp(-_log_ratio(start, mixture, z))
     share = weighted_mean(log_weight, 1 - of_mixture)  # of the points from the background
-    return jnp.where(share < 0.5, -jnp.log1p(-share), jnp.inf)
+    return -np.log1p(-share) if share < 0.5 else np.inf
 
 
 def background_correction(
@@ -302,7 +295,7 @@ def background_correction(
     found: Mixture,
     z: Float[Array, "draw size"],
     log_weight: Float[Array, " draw"],
-) -> Array:
+) -> np.floating:
     """Correction of a log-evidence, because the next stage starts with the prior in the background.
 
     It is the posterior mean of log(mixture / (mixture with background)), by weighted draws.
@@ -310,17 +303,13 @@ def background_correction(
     return weighted_mean(log_weight, -_log_ratio(start, found, z))
 
 
-def weighted_mean(log_weight: Float[Array, " draw"], values: Float[Array, " draw"]) -> Array:
+def weighted_mean(log_weight: Float[Array, " draw"], values: Float[Array, " draw"]) -> np.floating:
     """The mean of values, by log importance weights."""
-    return jnp.sum(importance_shares(log_weight)[0] * values)
+    return np.sum(importance_shares(log_weight)[0] * values)
 
 
-@partial(jax.jit, static_argnums=0)
-def _log_ratio(start: Start, found: Mixture, z: Array) -> Array:
+def _log_ratio(start: Start, found: Mixture, z: np.ndarray) -> np.ndarray:
     """[draw]: log density of the mixture with the prior in the background, over the mixture's."""
 
-    def one(z: Array) -> Array:
-        with_background = start.defensive.log_density(found, z, start.split.densities(z)[0])
-        return with_background - start.defensive.summary.log_density(found, z)
-
-    return jax.vmap(one)(z)
+    with_background = start.defensive.log_densities(found, z, start.split.log_priors(z))
+    return with_background - start.defensive.summary.log_densities(found, z)

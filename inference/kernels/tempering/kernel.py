@@ -27,30 +27,31 @@ Chopin (2002), "A sequential particle filter method for static models"; Del Mora
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
+from inference.maths.host import Array, generator
 from inference.maths.resampling import (
     Families,
     after_step,
     effective_size,
     new_families,
     next_exponent,
+    resampled,
     systematic_parents,
     tempered,
     variance_of,
 )
 from inference.maths.slice_walk import Particles, slice_moves
-from inference.program.compiling import compiled, once
+from inference.program.interpreting import interpreted
 from inference.program.program import Program
 from inference.program.sites import check_setting, check_whole, is_between, is_number
-from inference.reading.density import Split
+from inference.reading.density import Split, site_values
 from inference.reading.stage_rows import (
     StageData,
     StageRows,
@@ -134,6 +135,7 @@ class DataTempering(Algorithm):
     """
 
     report = "smc"
+    draws_at_end = True
 
     def __init__(
         self,
@@ -159,17 +161,17 @@ class DataTempering(Algorithm):
         """Prior, likelihood and rows, proved."""
         rows = StageRows.of(program, self.num_stages)
         program.check()
-        rows.prove()
         split = Split(program)
         split.prove()
+        rows.prove(split)
         return TemperingReading(split, rows), rows.data(program)
 
     def init(self, rng_key: Array, reading: TemperingReading, data: StageData) -> Tempered:
         """Draws from the prior, before the first stage."""
-        draw_key, deal_key = random.split(rng_key)
-        rows, later = reading.rows.dealt(deal_key, self.num_stages, data)
-        keys = random.split(draw_key, self.num_particles)
-        z, log_prior = once(jax.vmap(partial(_drawn, reading)), keys)(keys)
+        rng = generator(rng_key)
+        rows, later = reading.rows.dealt(rng, self.num_stages, data)
+        z = reading.split.draws(rng, self.num_particles)
+        log_prior = reading.split.log_priors(z)
         zero, count = jnp.zeros((), z.dtype), jnp.zeros((), jnp.int32)
         nowhere = Tempered(
             z=z,
@@ -193,7 +195,8 @@ class DataTempering(Algorithm):
     ) -> Tempered:
         cut = reading.rows.cut(data, rows)
         program = reading.split.program.with_arguments(**cut)
-        log_own = once(jax.vmap(lambda z: reading.terms(z, program)[1].sum()), state.z)(state.z)
+        log_likelihood = jax.vmap(lambda z: reading.terms(z, program)[1].sum())
+        log_own = interpreted(log_likelihood, state.z)(state.z)
         stage = int(state.stage)
         where = f"particles before stage {stage + 1}" if stage else "draws from the prior"
         reading.split.check_start(state.z, log_own, where)
@@ -312,30 +315,21 @@ class DataTempering(Algorithm):
         num_draws: int,
     ) -> dict[str, Array]:
         """Particles in random order, each as often as the others or once more."""
-        place_key, order_key = random.split(rng_key)
-        places = (np.arange(num_draws) + float(random.uniform(place_key))) / num_draws
-        index = np.minimum((places * self.num_particles).astype(int), self.num_particles - 1)
-        chosen = state.z[np.asarray(random.permutation(order_key, index))]
-        return compiled(jax.vmap(reading.split.values), chosen)(chosen)
+        rng = generator(rng_key)
+        chosen = np.asarray(state.z)[resampled(rng, np.zeros(self.num_particles), num_draws)]
+        return site_values(rng, reading.split, None, chosen)
 
     def results(self, state: Tempered, reading: TemperingReading, data: StageData) -> Results:
-        """The evidence, and the equally weighted particles.
-
-        The error of the log-evidence is NaN before the end.
-        """
-        error = jnp.where(self.finished(state), jnp.sqrt(variance_of(state.families)), jnp.nan)
+        """The evidence, and the equally weighted particles."""
         attrs = {
             "log_evidence": state.log_evidence,
-            "log_evidence_se": error,
+            "log_evidence_se": jnp.sqrt(variance_of(state.families)),
             "num_stages": state.stage + 1,
             "num_row_evaluations": state.num_evaluations,
         }
-        values = compiled(jax.vmap(reading.split.values), state.z)(state.z)
-        group = {"log_weight": jnp.full_like(state.log_own, -np.log(self.num_particles))}
+        values = site_values(np.random.default_rng(0), reading.split, None, state.z)
+        group: dict[str, Any] = {
+            "log_weight": jnp.full_like(state.log_own, -np.log(self.num_particles))
+        }
         group |= {name.replace("/", "."): value for name, value in values.items()}
         return Results({"particles": group}, attrs, dict.fromkeys(group, ("particle",)))
-
-
-def _drawn(reading: TemperingReading, rng_key: Array) -> tuple[Array, Array]:
-    z = reading.split.draw(rng_key)
-    return z, reading.terms(z, reading.split.program)[0]

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, override
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
-from jax.scipy.special import betaln, digamma, gammaln, xlog1py, xlogy
+from jax.scipy.special import betaln, gammaln, xlog1py, xlogy
 
 from inference.reading.conjugate.pairs import (
     Columns,
     beta_divergence,
+    digamma,
     fill_row,
     gamma_divergence,
     refuse_first,

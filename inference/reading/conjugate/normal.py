@@ -48,13 +48,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 from jax.scipy.linalg import solve_triangular
-from jax.scipy.special import digamma, gammaln, multigammaln
+from jax.scipy.special import gammaln, multigammaln
 from numpyro.distributions import Distribution
 
 from inference.reading.conjugate.pairs import (
     Columns,
     ConjugatePair,
     arguments,
+    digamma,
     fill_row,
     gamma_divergence,
     log_rising,
@@ -70,6 +71,7 @@ __all__ = [
     "WishartHyper",
     "half_log_det",
     "inverse_root",
+    "log_diagonal",
 ]
 
 
@@ -422,7 +424,12 @@ def half_log_det(root: Array) -> Array:
 
     From the inverse of the factor it returns minus that.
     """
-    return jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)).sum(-1)
+    return log_diagonal(root).sum(-1)
+
+
+def log_diagonal(root: Array) -> Array:
+    """Returns the logarithms of the diagonal of a matrix."""
+    return jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1))
 
 
 def _is_large(x: np.ndarray) -> np.ndarray:

@@ -47,8 +47,8 @@ from typing import Any, ClassVar, override
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jax.scipy.special import betaln, digamma, gammaln
+from jax import Array, lax
+from jax.scipy.special import betaln, gammaln
 from jax.typing import DTypeLike
 from numpyro.distributions import Distribution
 from numpyro.distributions.util import scale_and_mask
@@ -58,9 +58,11 @@ from inference.program.sites import unwrap
 __all__ = [
     "Columns",
     "ConjugatePair",
+    "apart",
     "arguments",
     "beta_divergence",
     "columns",
+    "digamma",
     "fill_row",
     "gamma_divergence",
     "gamma_means",
@@ -271,10 +273,22 @@ def refuse_first(site: str, x: np.ndarray, bad: np.ndarray, wanted: str) -> None
 def beta_divergence(one: Any, other: Any) -> Array:
     """Returns KL(one | other) of Beta distributions, each (concentration1, concentration0)."""
     (a, b), (a0, b0) = one, other
-    at = digamma(a + b)
-    return (
-        betaln(a0, b0) - betaln(a, b) + (a - a0) * (digamma(a) - at) + (b - b0) * (digamma(b) - at)
-    )
+    at, normaliser = digamma(a + b), betaln(a0, b0) - betaln(*apart((a, b)))
+    return normaliser + (a - a0) * (digamma(a) - at) + (b - b0) * (digamma(b) - at)
+
+
+def apart(value: Any) -> Any:
+    """Returns the value, and lets XLA compile what computes it apart from what uses it.
+
+    Otherwise each operation that several users of `digamma` or `gammaln` have in common becomes a
+    loop of its own, which takes long to compile.
+    """
+    return lax.optimization_barrier(value)
+
+
+def digamma(x: Array) -> Array:
+    """Returns the derivative of log Gamma."""
+    return apart(jax.scipy.special.digamma(x))
 
 
 def gamma_means(pair: Any) -> tuple[Array, Array]:
@@ -302,7 +316,7 @@ def gamma_divergence(one: Any, other: Any) -> Array:
     b, b0 = jnp.where(is_known, 1, b), jnp.where(is_known, 1, b0)
     found = (
         (a - a0) * digamma(a)
-        - gammaln(a)
+        - gammaln(apart(a))
         + gammaln(a0)
         + a0 * (jnp.log(b) - jnp.log(b0))
         + a * (b0 / b - 1)

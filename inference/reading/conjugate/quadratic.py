@@ -24,29 +24,34 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 from jax.scipy.linalg import solve_triangular
-from jax.scipy.special import digamma, multigammaln
+from jax.scipy.special import gammaln
 from jaxtyping import Bool, Float
 
-from inference.reading.conjugate.normal import WishartHyper, half_log_det
-from inference.reading.conjugate.pairs import gamma_divergence, gamma_means
+from inference.reading.conjugate.normal import WishartHyper, half_log_det, log_diagonal
+from inference.reading.conjugate.pairs import apart, digamma, gamma_divergence, gamma_means
 
 __all__ = [
     "Common",
     "Form",
+    "GateMeans",
     "Weights",
     "common_divergence",
     "common_posterior",
     "gate_divergence",
+    "gate_evidence",
     "gate_expected",
+    "gate_means",
     "gate_natural",
     "gate_posterior",
     "inverse_of",
     "known_weights",
     "outer",
     "precision_of",
+    "total",
+    "weights_evidence",
     "weights_log_density",
     "weights_posterior",
-    "weights_term",
+    "weights_terms",
 ]
 
 
@@ -55,6 +60,11 @@ class Form(NamedTuple):
 
     const: Array  # [group]
     matrix: Array  # Q [group, entry, entry]
+
+
+def total(*terms: Array) -> Array:
+    """The sum of all entries of arrays, in one loop, which is faster to compile than several."""
+    return jnp.sum(jnp.concatenate([jnp.ravel(term) for term in terms]))
 
 
 def outer(vectors: Array) -> Array:
@@ -81,9 +91,28 @@ def gate_natural(
     return _form(precision, weighted, jnp.sum(weighted * loc, -1), jnp.linalg.slogdet(precision)[1])
 
 
-def gate_expected(hyper: WishartHyper) -> Form:
+class GateMeans(NamedTuple):
+    """Means under q, of each group."""
+
+    root: Array  # the Cholesky factor of the rate
+    precision: Array
+    log_det: Array  # of the precision
+
+
+def gate_means(hyper: WishartHyper) -> GateMeans:
+    """The means of the precision and of its log determinant under q."""
+    nu, size, root = hyper.concentration, hyper.loc.shape[-1], jnp.linalg.cholesky(hyper.rate)
+    log_det = (
+        digamma((nu[:, None] - jnp.arange(size, dtype=nu.dtype)[None]) / 2).sum(-1)
+        + size * math.log(2)
+        - 2 * half_log_det(root)
+    )
+    return GateMeans(root, nu[:, None, None] * inverse_of(root), log_det)
+
+
+def gate_expected(hyper: WishartHyper, means: GateMeans) -> Form:
     """The mean of `gate_natural` under q."""
-    precision, log_det = _wishart_means(hyper, jnp.linalg.cholesky(hyper.rate))
+    _, precision, log_det = means
     weighted = jnp.einsum("kij,kj->ki", precision, hyper.loc)
     return _form(
         precision,
@@ -91,17 +120,6 @@ def gate_expected(hyper: WishartHyper) -> Form:
         jnp.sum(weighted * hyper.loc, -1) + hyper.loc.shape[-1] / hyper.kappa,
         log_det,
     )
-
-
-def _wishart_means(hyper: WishartHyper, root: Array) -> tuple[Array, Array]:
-    # E of the precision and of its log determinant; `root` is the Cholesky factor of the rate.
-    nu, size = hyper.concentration, hyper.loc.shape[-1]
-    log_det = (
-        digamma((nu[:, None] - jnp.arange(size, dtype=nu.dtype)[None]) / 2).sum(-1)
-        + size * math.log(2)
-        - 2 * half_log_det(root)
-    )
-    return nu[:, None, None] * inverse_of(root), log_det
 
 
 def _form(precision: Array, weighted: Array, square: Array, log_det: Array) -> Form:
@@ -120,29 +138,34 @@ def gate_posterior(prior: WishartHyper, moments: Float[Array, "group entry entry
     return WishartHyper(loc, kappa, prior.concentration + count, (rate + rate.mT) / 2)
 
 
-def gate_divergence(hyper: WishartHyper, prior: WishartHyper) -> Array:
-    """KL(q | prior), summed over groups."""
+def gate_divergence(
+    hyper: WishartHyper, means: GateMeans, prior: WishartHyper
+) -> tuple[Array, ...]:
+    """Terms, by group and feature, whose sum is KL(q | prior)."""
     nu, nu0, size = hyper.concentration, prior.concentration, hyper.loc.shape[-1]
-    root, root0 = jnp.linalg.cholesky(hyper.rate), jnp.linalg.cholesky(prior.rate)
-    precision, log_det = _wishart_means(hyper, root)
-    log_z = lambda nu, root: (
-        nu * size / 2 * math.log(2) + multigammaln(nu / 2, size) - nu * half_log_det(root)
+    (root, precision, log_det), ratio = means, prior.kappa / hyper.kappa
+
+    return (
+        precision * (prior.rate + prior.kappa[:, None, None] * outer(hyper.loc - prior.loc)) / 2,
+        (nu - nu0) / 2 * (log_det - size * math.log(2))
+        + size / 2 * (ratio - 1 - jnp.log(ratio) - nu),
+        _normaliser(nu0, jnp.linalg.cholesky(prior.rate)) - _normaliser(nu, root),
     )
-    wishart = (
-        (nu - nu0) / 2 * log_det
-        - (nu * size - jnp.einsum("kij,kij->k", prior.rate, precision)) / 2
-        - log_z(nu, root)
-        + log_z(nu0, root0)
-    )
-    delta, ratio = hyper.loc - prior.loc, prior.kappa / hyper.kappa
-    return jnp.sum(
-        wishart
-        + (
-            size * (ratio - 1 - jnp.log(ratio))
-            + prior.kappa * jnp.einsum("ki,kij,kj->k", delta, precision, delta)
-        )
-        / 2
-    )
+
+
+def _normaliser(nu: Array, root: Array) -> Array:
+    # Of a Wishart [group, feature]; what is the same for q and the prior is left out.
+    nu = nu[:, None]
+    log_gamma = gammaln(apart((nu - jnp.arange(root.shape[-1], dtype=nu.dtype)[None]) / 2))
+    return log_gamma - nu * log_diagonal(root)
+
+
+def gate_evidence(prior: WishartHyper, hyper: WishartHyper) -> Float[Array, " group"]:
+    """The log evidence of the rows by which the prior became a posterior."""
+    of_rate = lambda own: _normaliser(own.concentration, jnp.linalg.cholesky(own.rate)).sum(1)
+    num, size = hyper.kappa - prior.kappa, hyper.loc.shape[-1]
+    ratio = jnp.log(prior.kappa / hyper.kappa) - num * math.log(math.pi)
+    return of_rate(hyper) - of_rate(prior) + size / 2 * ratio
 
 
 # Probit experts. All arrays begin with the class whose soft label an expert predicts.
@@ -201,6 +224,19 @@ def weights_posterior(
     return Weights(jnp.einsum("ckij,ckj->cki", covariance, weighted), covariance)
 
 
+def weights_evidence(
+    common: Common,
+    moments: Float[Array, "class group weight weight"],
+    products: Float[Array, "class group weight"],
+) -> Float[Array, " group"]:
+    """What the rows of each group add to the bound by q(w), without terms of t alone."""
+    root, weighted = _weights_root(common, moments, products)
+    loc = solve_triangular(root, weighted[..., None], lower=True)[..., 0]
+    mean, mean_log = gamma_means(common[2:])
+    prior = (mean_log - mean * common.loc**2 - 1 / common.gamma).sum(-1)  # [class]
+    return (jnp.sum(loc**2, -1) / 2 - half_log_det(root) + prior[:, None] / 2).sum(0)
+
+
 def weights_log_density(
     common: Common,
     moments: Float[Array, "class group weight weight"],
@@ -254,24 +290,22 @@ def _squares(weights: Weights, loc: Array) -> Array:
     return jnp.diagonal(weights.covariance, axis1=-2, axis2=-1) + (weights.mean - loc[:, None]) ** 2
 
 
-def weights_term(common: Common, weights: Weights) -> Array:
-    """E log p(w | zeta, lambda) + H(w), summed."""
+def weights_terms(common: Common, weights: Weights) -> tuple[Array, ...]:
+    """Terms, by class, group and weight, whose sum is E log p(w | zeta, lambda) + H(w)."""
     # 1 / gamma is 0 where zeta is known.
     quadratic = (
         precision_of(common)[:, None] * _squares(weights, common.loc) + 1 / common.gamma[:, None]
     )
-    entropy = half_log_det(jnp.linalg.cholesky(weights.covariance)) + weights.mean.shape[-1] / 2
-    return jnp.sum(gamma_means(common[2:])[1][:, None] - quadratic) / 2 + jnp.sum(entropy)
+    entropy = log_diagonal(jnp.linalg.cholesky(weights.covariance)) + 1 / 2
+    return (gamma_means(common[2:])[1][:, None] - quadratic) / 2, entropy
 
 
 def common_divergence(common: Common, prior: Common) -> Array:
-    """KL(q(zeta, lambda) | prior), summed."""
+    """KL(q(zeta, lambda) | prior) of each weight [class, weight]."""
     is_free = jnp.isfinite(prior.gamma)
     ratio = jnp.where(is_free, prior.gamma, 1) / jnp.where(is_free, common.gamma, 1)
     distance = (
         jnp.where(is_free, prior.gamma, 0) * precision_of(common) * (common.loc - prior.loc) ** 2
     )
-    return jnp.sum(
-        (jnp.where(is_free, ratio - 1 - jnp.log(ratio) + distance, 0) / 2)
-        + gamma_divergence(common[2:], prior[2:])
-    )
+    of_loc = jnp.where(is_free, ratio - 1 - jnp.log(ratio) + distance, 0) / 2
+    return of_loc + gamma_divergence(common[2:], prior[2:])

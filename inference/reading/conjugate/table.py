@@ -41,7 +41,7 @@ from jax import Array, random
 from numpyro.distributions import Distribution, biject_to, constraints
 
 from inference.program.compiling import once
-from inference.program.sites import StructureError
+from inference.program.sites import StructureError, require
 from inference.reading.conjugate.counts import (
     BetaBernoulli,
     BetaHyper,
@@ -272,11 +272,11 @@ def pair_of(
         way_out: End of the error message.
     """
     listed = "; ".join(f"{' + '.join(pair.priors)} -> {pair.likelihood}" for pair in TABLE.values())
-    if not priors:
-        raise StructureError(
-            f"site {site!r}: no group parameter is behind its {likelihood}; wanted one of "
-            f"{listed}. {way_out}".strip()
-        )
+    require(
+        priors,
+        f"site {site!r}: no group parameter is behind its {likelihood}; wanted one of "
+        f"{listed}. {way_out}".strip(),
+    )
     pair = TABLE.get((tuple(sorted(priors.values())), likelihood))
     if pair is None:
         found = " and ".join(f"{name!r} ~ {kind}" for name, kind in priors.items())

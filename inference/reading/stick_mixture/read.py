@@ -43,7 +43,7 @@ from jax.scipy.special import betaln
 from jax.scipy.stats import gamma
 
 from inference.program.program import Program, evenly
-from inference.program.sites import is_real, model_name
+from inference.program.sites import is_real, model_name, require
 from inference.reading.conjugate.pairs import Columns, log_sticks
 from inference.reading.conjugate.quadratic import Common, gate_natural
 from inference.reading.conjugate.table import NormalWishart, pair_of
@@ -51,9 +51,9 @@ from inference.reading.proof import (
     Magnitude,
     at_magnitude,
     further,
+    gap_of_numbers,
     gap_of_sums,
     prove,
-    prove_numbers,
 )
 from inference.reading.stick_mixture.structure import (
     WAY_OUT,
@@ -65,12 +65,12 @@ from inference.reading.stick_mixture.structure import (
     StickLevel,
     event_dim,
     refuse_other_children,
-    require,
     values_by_group,
     with_class_axis,
 )
 
 __all__ = [
+    "assignment_and_rows",
     "assignment_site",
     "gaps",
     "many_rows",
@@ -89,6 +89,11 @@ SizedTerm = tuple[Array, Any]  # a log probability, and the sum of its terms' ab
 
 def read_assignment(program: Program) -> Assignment:
     """Reads the mixture of a model and proves it; a StructureError names the site that differs."""
+    return assignment_and_rows(program)[0]
+
+
+def assignment_and_rows(program: Program) -> tuple[Assignment, MixtureRows]:
+    """The mixture of a model, proved, and the data by row, which the proof needs as well."""
     z = assignment_site(program)
     few = some_rows(program, z, FEW)
     _, sticks, concentration = _level(few, z)
@@ -115,13 +120,13 @@ def read_assignment(program: Program) -> Assignment:
     compared = many_rows(
         program, z, MOST // numbers_of_a_row(few, features.site if features else None)
     )
-    found = replace(
-        found, prior=proved_prior(found, compared, gaps, partial(_refusal, found, compared))
-    )
+    rows = found.rows(compared)
+    refusal = partial(_refusal, found, compared)
+    found = replace(found, prior=proved_prior(found, compared, rows, gaps, refusal))
     for others in (few, program):
         if others is not compared:
             prove_for(others, found, z, "groups")
-    return found
+    return found, rows if compared is program else found.rows(program)
 
 
 def numbers_of_a_row(few: Program, correlated: str | None) -> int:
@@ -348,17 +353,19 @@ def many_rows(program: Program, z: str, size: int) -> Program:
 # The proof.
 
 
-def proved_prior(found: Any, program: Program, gaps: Callable, refusal: Callable) -> Any:
+def proved_prior(
+    found: Any, program: Program, rows: MixtureRows, gaps: Callable, refusal: Callable
+) -> Any:
     """The hyper-parameters of a reading, once every identity is proved on a program.
 
     Args:
         found: An `Assignment`, or another reading with `rows`, `start` and `prior_at`.
         program: The model with its data.
+        rows: The data by row.
         gaps: A function of the reading, a program, its rows, the hyper-parameters and values of
             the sites, which returns how far each site is from what was read.
         refusal: The message, by site and gap.
     """
-    rows = found.rows(program)
 
     def compared(some: Program, rows: Any, first: Any, second: Any, size: Magnitude) -> Any:
         # Hyper-parameters are read at the first start, gaps are taken at the second.
@@ -395,7 +402,12 @@ def prove_for(others: Program, found: Any, site: str, part: str) -> None:
         "numbers that hold for any rows. Compute them outside of the model, and give them as "
         "arguments."
     )
-    prove_numbers(site, found.prior, found.prior_at, found.start, others, refusal)
+    tolerance = 1e-4  # relative to each number
+    gaps = lambda some, at: {
+        site: gap_of_numbers(found.prior_at(some, some.constrain(at)), found.prior, tolerance)
+    }
+    settings = [(found.start(others, 0),)]
+    prove(lambda some: partial(gaps, some), settings, refusal, others, tolerance=tolerance)
 
 
 def _role(found: Assignment, site: str) -> str:

@@ -11,9 +11,10 @@ import numpy as np
 from jax import Array
 from numpyro.distributions import biject_to
 
-from inference.program.compiling import once
+from inference.program.compiling import traced_once
+from inference.program.interpreting import interpreted
 from inference.program.program import Program
-from inference.program.sites import StructureError, unwrap
+from inference.program.sites import require, unwrap
 from inference.reading.conjugate.pairs import columns, log_sticks
 from inference.reading.conjugate.quadratic import Common
 
@@ -29,19 +30,12 @@ __all__ = [
     "random_start",
     "refuse_infinite",
     "refuse_other_children",
-    "require",
     "values_by_group",
     "with_class_axis",
 ]
 
 AT_ONCE = 200_000  # rows
 WAY_OUT = "Use SVI with an autoguide for this model, or put there what is wanted."
-
-
-def require(is_met: Any, message: str) -> None:
-    """Raises StructureError with this message unless a condition is met."""
-    if not is_met:
-        raise StructureError(message)
 
 
 def refuse_other_children(few: Program, allowed: Mapping[str, set]) -> None:
@@ -325,7 +319,7 @@ def _rows_of(found: Assignment, program: Program) -> MixtureRows:
     start, code = found.start(program, 0), lambda at: _coded(found, program, program.constrain(at))
     return MixtureRows(
         features,
-        _places(found, features, jax.device_get(once(code, start)(start))),
+        _places(found, features, interpreted(code, start)(start)),
         tuple(map(np.concatenate, zip(*blocks, strict=True))),
         extras,
         parts[0].design,
@@ -344,7 +338,7 @@ def _rows_at_once(found: Assignment, program: Program) -> MixtureRows:
     found = _with_holes(found, program)
     starts = [found.start(program, seed) for seed in range(2)]
     look = lambda one, other: _look(found, program, program.constrain(one), other)
-    seen = jax.device_get(once(look, *starts)(*starts))
+    seen = interpreted(look, *starts)(*starts)
     num_rows = program.sites[found.z].shape[0]
     nothing = np.zeros((num_rows, 0))
     features = seen.get("features", nothing)
@@ -370,7 +364,7 @@ def _look(
     at = lambda changes: program.trace({**values, **changes})
     seen: dict[str, Any] = {"coded": _coded(found, program, values)}
     holes = found.holes
-    fills = [{holes: some[holes]} if holes else {} for some in (values, other)]
+    fills = [{holes: some[holes]} for some in (values, other)] if holes else [{}]
     trace = at({holes: jnp.full_like(values[holes], jnp.nan)} if holes else {})
     if values[found.sticks].ndim == 2:
         shape = (*program.sites[found.z].shape, found.num_own)
@@ -381,7 +375,7 @@ def _look(
         seen["features"] = trace[found.features.site]["value"]
     if found.experts:
         each = [_seen_by_experts(found, found.experts, at, values, fill) for fill in fills]
-        seen["filled"], seen["design"] = zip(*each, strict=True)
+        seen["filled"], seen["design"] = zip(each[0], each[-1], strict=True)
         seen |= _tried_labels(found.experts, at, values)
     return seen
 
@@ -409,7 +403,8 @@ def _places(found: Assignment, features: np.ndarray, coded: np.ndarray | None) -
 
 def _tasks(found: Assignment, seen: Mapping[str, Any]) -> np.ndarray:
     # The task of each row: the row of sticks whose weights are the probabilities of its group.
-    weights = np.exp(log_sticks(np.log(seen["sticks"]), np.log1p(-seen["sticks"])))
+    pair = np.log(seen["sticks"]), np.log1p(-seen["sticks"])
+    weights = np.exp(interpreted(log_sticks, *pair)(*pair))
     first = np.argsort(weights[:, 0])
     task = first[
         np.searchsorted((weights[first[1:], 0] + weights[first[:-1], 0]) / 2, seen["weights"][:, 0])
@@ -494,6 +489,7 @@ def _tried_labels(experts: Experts, at: Any, values: Mapping[str, Array]) -> dic
     shape, dtype = values[experts.soft].shape, values[experts.soft].dtype
     answers = (len(shape) > 1 and shape[0]) or 1
 
+    @traced_once
     def is_possible(t: Array) -> Array:
         message = at({experts.soft: t.reshape(shape)})[experts.label]
         return jnp.broadcast_to(message["fn"].log_prob(message["value"]) == 0, shape[-1:])

@@ -9,6 +9,7 @@ from jax import random
 from numpyro.distributions.util import validate_sample
 
 from inference.distributions import DiagonalNormal
+from tests.by_numpy import by_numpy
 
 pytestmark = pytest.mark.usefixtures("x64", "ranks")
 
@@ -37,7 +38,7 @@ def of(name: str, make):
     value, loc, log_scale = (
         np.asarray(random.normal(key, shape)) for key, shape in zip(keys, SHAPES[name], strict=True)
     )
-    return jax.jit(lambda value, loc, log_scale: make(loc, jnp.exp(log_scale)).log_prob(value)), (
+    return by_numpy(lambda value, loc, log_scale: make(loc, jnp.exp(log_scale)).log_prob(value)), (
         value,
         loc,
         log_scale,
@@ -60,7 +61,7 @@ def test_the_density_is_that_of_independent_normals(name):
 @pytest.mark.parametrize("name", SHAPES, ids=SHAPES)
 def test_so_are_its_derivatives(name):
     ours, numpyros, given = ours_and_numpyros(name)
-    slopes = jax.jit(
+    slopes = by_numpy(
         lambda *given: [jax.jacobian(each, (0, 1, 2))(*given) for each in (ours, numpyros)]
     )(*given)
     for mine, theirs in zip(*slopes, strict=True):
@@ -88,7 +89,7 @@ def test_it_can_be_mapped_over_and_expanded():
         jax.vmap(numpyros, (None, 0, None))(value, many, log_scale),
         rtol=1e-12,
     )
-    wide, expected = jax.jit(
+    wide, expected = by_numpy(
         lambda loc, value: [
             make.expand((5, 2)).log_prob(value)
             for make in (DiagonalNormal(loc, 1.0), dist.Normal(loc, 1.0).to_event(1))
@@ -98,7 +99,7 @@ def test_it_can_be_mapped_over_and_expanded():
 
 
 def test_distributions_go_through_compiled_functions():
-    made = jax.jit(lambda scale: DiagonalNormal(jnp.zeros(3), scale))(2.0)
+    made = by_numpy(lambda scale: DiagonalNormal(jnp.zeros(3), scale))(2.0)
     np.testing.assert_allclose(
         made.log_prob(jnp.ones(3)),
         dist.Normal(0.0, 2.0).expand((3,)).to_event(1).log_prob(jnp.ones(3)),
@@ -110,7 +111,7 @@ def test_draws_have_its_moments():
     draw = lambda key: DiagonalNormal(jnp.array([1.0, -2.0]), jnp.array([0.5, 3.0])).sample(
         key, (100_000,)
     )
-    drawn = np.asarray(jax.jit(draw)(random.key(0)))
+    drawn = np.asarray(by_numpy(draw)(random.key(0)))
     np.testing.assert_allclose(drawn.mean(0), [1, -2], atol=0.05)
     np.testing.assert_allclose(np.cov(drawn.T), [[0.25, 0], [0, 9]], atol=0.15)
 

@@ -13,6 +13,7 @@ from numpyro.distributions import biject_to, constraints
 from scipy import stats
 
 from inference.distributions import Missing
+from tests.by_numpy import by_numpy
 
 pytestmark = [
     pytest.mark.usefixtures("x64", "numpyro_promotion"),
@@ -48,7 +49,7 @@ class AtTheMean(Missing):
 
 
 def check_gradient(family, x):
-    slope = jax.jit(
+    slope = by_numpy(
         jax.grad(
             lambda loc, scale: family(dist.Normal(loc, scale)).log_prob(x).sum(), argnums=(0, 1)
         )
@@ -60,7 +61,7 @@ def check_gradient(family, x):
 
 def check_marginal(family):
     x = np.array([0.1, 0.7, -0.4])
-    log_prob = jax.jit(family(dist.MultivariateNormal(LOC, COVARIANCE)).log_prob)
+    log_prob = by_numpy(family(dist.MultivariateNormal(LOC, COVARIANCE)).log_prob)
     for seen in product([False, True], repeat=3):
         kept = np.flatnonzero(seen)
         found = log_prob(np.where(seen, x, np.nan))
@@ -76,15 +77,15 @@ def check_marginal(family):
 def test_missing_entries_have_log_density_0_and_the_others_that_of_the_base(name):
     base, x = BASES[name]
     wanted = np.asarray(
-        jax.jit(base.log_prob)(np.array(x, int) if base.is_discrete else np.array(x))
+        by_numpy(base.log_prob)(np.array(x, int) if base.is_discrete else np.array(x))
     )
-    found = jax.jit(lambda holed: (Missing(base).log_prob(holed), Missing(base).support(holed)))
+    found = by_numpy(lambda holed: (Missing(base).log_prob(holed), Missing(base).support(holed)))
     for missing in product([False, True], repeat=3):
         holed = np.where(missing, np.nan, x)
         log_prob, is_inside = found(holed)
         np.testing.assert_allclose(log_prob, np.where(missing, 0.0, wanted), rtol=1e-12)
         assert is_inside.all()
-    np.testing.assert_allclose(jax.jit(Missing(base).to_event(1).log_prob)(holed), 0.0)
+    np.testing.assert_allclose(by_numpy(Missing(base).to_event(1).log_prob)(holed), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_missing_entries_have_log_density_0_and_the_others_that_of_the_base(name
 def test_seen_values_outside_of_the_support_are_impossible(name, x):
     base, value = BASES[name]
     holed = np.array([x, np.nan, value[2]])
-    log_prob, is_inside = jax.jit(
+    log_prob, is_inside = by_numpy(
         lambda holed: (Missing(base).log_prob(holed), Missing(base).support(holed))
     )(holed)
     np.testing.assert_array_equal(np.isneginf(log_prob), [True, False, False])
@@ -127,9 +128,9 @@ def test_gradient_of_counts_is_finite_at_nan(name):
         "logits": lambda x: dist.Bernoulli(logits=x),
         "Poisson": dist.Poisson,
     }[name]
-    slope = jax.jit(jax.grad(lambda p: Missing(family(p)).log_prob(np.array([1.0, np.nan])).sum()))(
-        np.array([0.4, 0.6])
-    )
+    slope = by_numpy(
+        jax.grad(lambda p: Missing(family(p)).log_prob(np.array([1.0, np.nan])).sum())
+    )(np.array([0.4, 0.6]))
     assert slope[0] != 0
     assert slope[1] == 0
 
@@ -210,7 +211,7 @@ def test_a_masked_plate_of_missing_entries():
 
 def test_density_of_many_missing_patterns_integrates_to_one():
     """The pattern is given: for each, the probabilities of the seen entries sum to 1."""
-    log_prob = jax.jit(Missing(dist.Bernoulli(np.array([0.3, 0.6]))).log_prob)
+    log_prob = by_numpy(Missing(dist.Bernoulli(np.array([0.3, 0.6]))).log_prob)
     for pattern in product([False, True], repeat=2):
         values = product(*[[np.nan] if missing else [0.0, 1.0] for missing in pattern])
         total = sum(prod(np.exp(log_prob(np.array(value))).tolist()) for value in values)

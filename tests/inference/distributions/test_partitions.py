@@ -17,6 +17,7 @@ from numpyro.distributions import constraints
 from scipy import stats
 
 from inference.distributions import CRP, ExchangeablePartition, PitmanYor
+from tests.by_numpy import by_numpy
 
 pytestmark = [
     pytest.mark.usefixtures("x64", "numpyro_promotion"),
@@ -114,7 +115,7 @@ def check_rule(case, family=CRP, d=0):
     """All vectors of labels have the probability of the rule, and so they sum to 1."""
     num_rows, labels, max_groups = case
     every = everything(num_rows)
-    found = np.exp(jax.jit(made(*case, family=family, capacity=num_rows).log_prob)(every))
+    found = np.exp(by_numpy(made(*case, family=family, capacity=num_rows).log_prob)(every))
     wanted = np.array(
         [float(rule(z, labels or [0] * num_rows, max_groups, d=d)) for z in every.tolist()]
     )
@@ -126,7 +127,7 @@ def check_frequencies(case, family=CRP, num_draws=20_000, d=0):
     """Draws are partitions, as often as the rule says."""
     every, chances = partitions(*case, d=d)
     crp = made(*case, family=family)
-    draws = np.asarray(jax.jit(lambda key: crp.sample(key, (num_draws,)))(random.key(3)))
+    draws = np.asarray(by_numpy(lambda key: crp.sample(key, (num_draws,)))(random.key(3)))
     index = {tuple(z): i for i, z in enumerate(every.tolist())}
     counts = np.bincount([index[tuple(z)] for z in draws.tolist()], minlength=len(every))
     common = chances * num_draws >= 5
@@ -192,7 +193,7 @@ def test_without_a_discount_pitman_yor_is_the_crp(max_groups):
     crp = CRP(0.7, 5, max_groups=max_groups)
     same = PitmanYor(0.7, -0.7 / max_groups if max_groups else 0.0, 5, validate_args=False)
     np.testing.assert_allclose(
-        jax.jit(crp.log_prob)(every), jax.jit(same.log_prob)(every), rtol=1e-12
+        by_numpy(crp.log_prob)(every), by_numpy(same.log_prob)(every), rtol=1e-12
     )
 
 
@@ -260,7 +261,7 @@ def check_exchangeable(log_prob, max_groups):
 
 @pytest.mark.parametrize("max_groups", [None, 2])
 def test_rows_are_exchangeable(max_groups):
-    check_exchangeable(jax.jit(made(6, None, max_groups).log_prob), max_groups)
+    check_exchangeable(by_numpy(made(6, None, max_groups).log_prob), max_groups)
 
 
 def test_rows_would_not_be_if_the_bound_were_a_mask():
@@ -270,15 +271,15 @@ def test_rows_would_not_be_if_the_bound_were_a_mask():
 
 def test_the_bound_fades_as_it_grows():
     z = np.array([0, 1, 0, 2, 1, 3])
-    bounded, free = jax.jit(lambda z: (made(6, max_groups=10**8).log_prob(z), made(6).log_prob(z)))(
-        z
-    )
+    bounded, free = by_numpy(
+        lambda z: (made(6, max_groups=10**8).log_prob(z), made(6).log_prob(z))
+    )(z)
     np.testing.assert_allclose(bounded, free, atol=1e-6)
 
 
 def test_number_of_groups_has_the_mean_of_the_formula():
     """E[groups] = sum of a / (a + i), i < n: not log a, as the paper has it."""
-    draws = jax.jit(lambda key: CRP(2.0, 100).sample(key, (1000,)))(random.key(0))
+    draws = by_numpy(lambda key: CRP(2.0, 100).sample(key, (1000,)))(random.key(0))
     groups = np.asarray(draws).max(-1) + 1
     wanted = sum(2.0 / (2.0 + i) for i in range(100))
     assert abs(groups.mean() - wanted) < 4 * groups.std() / np.sqrt(len(groups))
@@ -287,34 +288,34 @@ def test_number_of_groups_has_the_mean_of_the_formula():
 def test_gradient_in_the_concentration_equals_a_difference():
     z, labels = np.array([0, 0, 1, 1, 2]), np.array(LABELS)
     for k in (None, 4):
-        log_prob = jax.jit(lambda a, k=k: CRP(a, 5, labels, 2, max_groups=k).log_prob(z))
+        log_prob = by_numpy(lambda a, k=k: CRP(a, 5, labels, 2, max_groups=k).log_prob(z))
         slope = (log_prob(0.7 + 1e-5) - log_prob(0.7 - 1e-5)) / 2e-5
-        np.testing.assert_allclose(jax.jit(jax.grad(log_prob))(0.7), slope, rtol=1e-8)
+        np.testing.assert_allclose(by_numpy(jax.grad(log_prob))(0.7), slope, rtol=1e-8)
 
 
 @pytest.mark.parametrize("k", [None, 1, 4])
 @pytest.mark.parametrize("z", [[0, 0, 0, 0], [0, 2, 0, 0], [-1, 9, 0, 0], [0, 1, 2, 3]])
 def test_gradient_is_finite_whatever_the_labels(z, k):
     log_prob = lambda a: CRP(a, 4, max_groups=k).log_prob(np.array(z))
-    assert np.isfinite(jax.jit(jax.grad(log_prob))(0.7))
+    assert np.isfinite(by_numpy(jax.grad(log_prob))(0.7))
 
 
 def test_labels_and_concentration_may_be_traced_and_keys_mapped():
     labels, z = np.array(LABELS), np.array([0, 0, 1, 1, 0])
-    wanted = jax.jit(CRP(0.7, 5, labels, 2).log_prob)(z)
+    wanted = by_numpy(CRP(0.7, 5, labels, 2).log_prob)(z)
     np.testing.assert_allclose(
-        jax.jit(lambda a, labels, z: CRP(a, 5, labels, 2).log_prob(z))(0.7, labels, z),
+        by_numpy(lambda a, labels, z: CRP(a, 5, labels, 2).log_prob(z))(0.7, labels, z),
         wanted,
         rtol=1e-12,
     )
     keys = random.split(random.key(0), 7)
-    drawn = jax.jit(jax.vmap(lambda key, labels: CRP(0.7, 5, labels, 2).sample(key), (0, None)))(
+    drawn = by_numpy(jax.vmap(lambda key, labels: CRP(0.7, 5, labels, 2).sample(key), (0, None)))(
         keys, labels
     )
     assert (drawn.shape, drawn.dtype) == ((7, 5), jnp.int32)
-    np.testing.assert_array_equal(drawn[3], jax.jit(CRP(0.7, 5, labels, 2).sample)(keys[3]))
+    np.testing.assert_array_equal(drawn[3], by_numpy(CRP(0.7, 5, labels, 2).sample)(keys[3]))
     many = jax.vmap(lambda a: CRP(a, 5, jnp.asarray(labels), 2))(np.array([0.5, 0.7]))
-    np.testing.assert_allclose(jax.jit(jax.vmap(lambda crp: crp.log_prob(z)))(many)[1], wanted)
+    np.testing.assert_allclose(by_numpy(jax.vmap(lambda crp: crp.log_prob(z)))(many)[1], wanted)
 
 
 def test_batches_of_partitions():
@@ -324,11 +325,11 @@ def test_batches_of_partitions():
     labels = np.array([[0, 1, 1, 0], [0, 0, 0, 1]])
     z = np.array([[0, 0, 1, 1], [0, 1, 0, 0]])
     many = CRP(np.array([0.5, 2.0]), 4, labels, 2)
-    assert jax.jit(lambda key: many.sample(key, (3,)))(random.key(0)).shape == (3, 2, 4)
-    single = jax.jit(
+    assert by_numpy(lambda key: many.sample(key, (3,)))(random.key(0)).shape == (3, 2, 4)
+    single = by_numpy(
         lambda z: [CRP(a, 4, labels[i], 2).log_prob(z[i]) for i, a in enumerate((0.5, 2.0))]
     )(z)
-    np.testing.assert_allclose(jax.jit(many.log_prob)(z), single)
+    np.testing.assert_allclose(by_numpy(many.log_prob)(z), single)
 
     def model():
         with numpyro.plate("view", 2):
@@ -337,9 +338,9 @@ def test_batches_of_partitions():
     z[1, 1] = 0
     trace = handlers.trace(handlers.substitute(handlers.seed(model, 0), {"z": z})).get_trace()
     np.testing.assert_allclose(
-        jax.jit(trace["z"]["fn"].log_prob)(trace["z"]["value"]), jax.jit(CRP(0.5, 4).log_prob)(z)
+        by_numpy(trace["z"]["fn"].log_prob)(trace["z"]["value"]), by_numpy(CRP(0.5, 4).log_prob)(z)
     )
-    drawn = jax.jit(
+    drawn = by_numpy(
         lambda key: handlers.trace(handlers.seed(model, key)).get_trace()["z"]["value"]
     )(random.key(0))
     assert drawn.shape == (2, 4)
@@ -363,10 +364,10 @@ def test_support_is_where_the_probability_is_positive():
     for case in ((4, None, None), (4, [0, 1, 0, 1], 2)):
         crp = made(*case)
         np.testing.assert_array_equal(
-            jax.jit(lambda z, crp=crp: crp.support(z))(everything(4)),
-            np.isfinite(jax.jit(crp.log_prob)(everything(4))),
+            by_numpy(lambda z, crp=crp: crp.support(z))(everything(4)),
+            np.isfinite(by_numpy(crp.log_prob)(everything(4))),
         )
-    assert jax.jit(lambda z: crp.support(z))(crp.support.feasible_like(np.zeros(4, np.int32)))
+    assert by_numpy(lambda z: crp.support(z))(crp.support.feasible_like(np.zeros(4, np.int32)))
     assert crp.support.is_discrete
     with pytest.warns(UserWarning, match="Out-of-support"):
         assert CRP(0.7, 3, validate_args=True).log_prob(jnp.array([0, 2, 1])) == -jnp.inf
@@ -377,7 +378,7 @@ def test_support_is_where_the_probability_is_positive():
 def test_a_class_out_of_range_has_no_partition():
     for wrong in (-1, 2):
         assert (
-            jax.jit(CRP(1.0, 3, np.array([0, wrong, 0]), 2).log_prob)(np.zeros(3, np.int32))
+            by_numpy(CRP(1.0, 3, np.array([0, wrong, 0]), 2).log_prob)(np.zeros(3, np.int32))
             == -np.inf
         )
 
@@ -390,16 +391,16 @@ def test_capacity_truncates_nothing():
     fits = every.max(1) < 2
     crp = CRP(float(A), 6, capacity=2)
     np.testing.assert_allclose(
-        np.exp(jax.jit(crp.log_prob)(every)), np.where(fits, chances, 0.0), rtol=1e-12
+        np.exp(by_numpy(crp.log_prob)(every)), np.where(fits, chances, 0.0), rtol=1e-12
     )
     with pytest.raises(
         ValueError,
         match=r"CRP capacity: there is room for 2 groups, and a draw has more\. .* max_groups=2",
     ):
         crp.sample(random.key(0), (100,))
-    draws = np.asarray(jax.jit(lambda key: crp.sample(key, (20_000,)))(random.key(0)))
+    draws = np.asarray(by_numpy(lambda key: crp.sample(key, (20_000,)))(random.key(0)))
     assert set(np.unique(draws)) == {0, 1, 2}
-    np.testing.assert_array_equal(np.isfinite(jax.jit(crp.log_prob)(draws)), draws.max(1) < 2)
+    np.testing.assert_array_equal(np.isfinite(by_numpy(crp.log_prob)(draws)), draws.max(1) < 2)
     share = chances[fits].sum()
     assert abs((draws.max(1) < 2).mean() - share) < 4 * np.sqrt(share * (1 - share) / len(draws))
 
@@ -427,8 +428,8 @@ def test_in_single_precision_and_with_strict_types():
     every, chances = partitions(5, LABELS, 2)
     with jax.enable_x64(False), jax.numpy_dtype_promotion("strict"):
         crp = CRP(float(A), 5, np.array(LABELS), 2, max_groups=2)
-        assert jax.jit(lambda key: crp.sample(key, (3,)))(random.key(0)).dtype == jnp.int32
-        np.testing.assert_allclose(np.exp(jax.jit(crp.log_prob)(every)), chances, rtol=1e-5)
+        assert by_numpy(lambda key: crp.sample(key, (3,)))(random.key(0)).dtype == jnp.int32
+        np.testing.assert_allclose(np.exp(by_numpy(crp.log_prob)(every)), chances, rtol=1e-5)
 
 
 NEGATIVE = Fraction(-1, 5)  # a concentration above minus the discount
@@ -440,7 +441,7 @@ def test_a_discount_allows_a_negative_concentration():
         found = PitmanYor(float(NEGATIVE), float(D), 5, labels and jnp.array(labels), 2)
         chance = lambda z, labels=labels: float(rule(z, labels or [0] * 5, a=NEGATIVE, d=D))
         np.testing.assert_allclose(
-            np.exp(jax.jit(found.log_prob)(every)), [*map(chance, every.tolist())], rtol=1e-12
+            np.exp(by_numpy(found.log_prob)(every)), [*map(chance, every.tolist())], rtol=1e-12
         )
     sizes = jnp.array([[0, 0, 0], [2, 1, 0]])
     wanted = [[1, 0, 0], [float(p) / 2.8 for p in (2 - D, 1 - D, NEGATIVE + 2 * D)]]
@@ -453,3 +454,10 @@ def test_a_discount_allows_a_negative_concentration():
 def test_a_concentration_below_minus_the_discount_is_refused():
     with pytest.raises(ValueError, match="invalid concentration parameter: found -0.5, wanted"):
         PitmanYor(-0.5, 0.4, 3, validate_args=True)
+
+
+@pytest.mark.parametrize("family", [CRP, PitmanYor])
+def test_leaves_have_the_same_order_in_every_process(family):
+    """JAX's persistent cache then finds code that takes them."""
+    names = family.gather_pytree_data_fields()
+    assert list(names) == sorted(names)

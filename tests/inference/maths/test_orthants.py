@@ -2,19 +2,19 @@
 hold.
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
 from inference.maths.orthants import cubature_points, log_orthant
+from tests.by_numpy import by_numpy
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
 
 POINTS = cubature_points(3, 128)
-found_by = jax.jit(log_orthant)
+found_by = by_numpy(log_orthant)
 
 
 def problems(size, number=12):

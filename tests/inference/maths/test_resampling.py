@@ -13,6 +13,7 @@ from scipy.optimize import brentq
 
 from inference.maths import resampling as _resampling
 from inference.maths.resampling import SCHEMES, Chosen, drawn_choices, effective_size, threshold
+from tests.by_numpy import by_numpy
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -32,7 +33,7 @@ def runs(scheme, log_weight, num_runs=RUNS) -> Chosen:
     """Independent runs, [run, particle]."""
     keys = random.split(random.key(1), num_runs)
     return jax.tree.map(
-        np.asarray, jax.jit(jax.vmap(lambda key: scheme(key, jnp.asarray(log_weight))))(keys)
+        np.asarray, by_numpy(jax.vmap(lambda key: scheme(key, jnp.asarray(log_weight))))(keys)
     )
 
 
@@ -100,7 +101,7 @@ def test_optimal_keeps_the_heavy_and_evens_out_the_light():
 def test_optimal_keeps_everything_while_there_is_room():
     log_weight = np.full((8, 4), -np.inf)
     log_weight[0, :3], log_weight[1, 1] = np.log([0.1, 0.2, 0.3]), np.log(0.4)
-    found = jax.tree.map(np.asarray, jax.jit(SCHEMES["optimal"])(random.key(0), log_weight))
+    found = jax.tree.map(np.asarray, by_numpy(SCHEMES["optimal"])(random.key(0), log_weight))
     assert not found.resampled
     live = found.log_weight > -np.inf
     assert sorted(zip(found.parent[live], found.choice[live], strict=True)) == [
@@ -118,7 +119,7 @@ def test_optimal_keeps_everything_while_there_is_room():
 def test_optimal_of_many_candidates_keeps_as_many_as_it_should(dtype):
     """Rounding of a running sum over 32,000 weights loses no particle."""
     log_weight = candidates(1000, 32, spread=3.0).astype(dtype)
-    found = jax.jit(SCHEMES["optimal"])(random.key(0), log_weight)
+    found = by_numpy(SCHEMES["optimal"])(random.key(0), log_weight)
     assert found.log_weight.dtype == dtype
     live = np.asarray(found.log_weight) > -np.inf
     pairs = set(
@@ -152,7 +153,7 @@ def test_particles_are_resampled_only_when_their_effective_number_falls_below_ha
     for lead, is_uneven in ((0.399, False), (0.401, True)):
         total = np.full(num_particles, (1 - lead) / (num_particles - 1))
         total[0] = lead
-        size = float(jax.jit(effective_size)(np.log(total)))
+        size = float(by_numpy(effective_size)(np.log(total)))
         np.testing.assert_allclose(size, 1 / (total**2).sum())
         assert (size < num_particles / 2) == is_uneven
         found = runs(SCHEMES[name], np.log(total[:, None] * np.array([0.25, 0.75])), 50)
@@ -199,7 +200,7 @@ def test_children_choose_after_resampling(name):
 
 def test_drawn_choices_have_their_chances_and_do_not_see_empty_room():
     log_weight = candidates(4, 5)[1:3]
-    drawn = jax.jit(jax.vmap(drawn_choices, (0, None)))
+    drawn = by_numpy(jax.vmap(drawn_choices, (0, None)))
     draw = lambda log_weight: np.asarray(drawn(random.split(random.key(0), RUNS), log_weight))
     chances = np.exp(log_weight - np.logaddexp.reduce(log_weight, axis=1, keepdims=True))
     share = (draw(log_weight)[..., None] == np.arange(5)).mean(0)

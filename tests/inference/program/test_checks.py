@@ -59,7 +59,7 @@ def _impossible(y):
         (Program(_rates, np.array([1.0, 0.5])), r"site 'counts': 1 .*the first is 0.5 at \(1,\)"),
         (
             Program(_impossible, 0.3),
-            "found no start.*not finite at any of 20 starts.*'wall' .Unit: -inf",
+            "found no start.*not finite at any of 21 starts.*'wall' .Unit: -inf",
         ),
     ],
     ids=["nan", "covariate", "negative", "fraction", "impossible"],

@@ -160,3 +160,29 @@ printed(Unordered())
     ours, theirs = zip(*map(run, ("0", "1", "3")), strict=True)
     assert len(set(ours)) == 1
     assert len(set(theirs)) > 1
+
+
+DISTRIBUTION = """
+import jax
+from numpyro.distributions import Gamma
+from inference.program.compiling import data_hash
+
+for rate in (2.0, 3.0):
+    print(data_hash([Gamma(2.0, rate)]), jax.tree.structure(Gamma(2.0, rate)))
+"""
+
+
+def test_a_distribution_among_the_data_has_one_hash_in_all_processes():
+    """As a tree its fields have the order of a set, which is the planted bug."""
+    run = lambda seed: subprocess.run(
+        [sys.executable, "-c", DISTRIBUTION],
+        env=os.environ | {"PYTHONHASHSEED": seed},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    two, three = zip(*([line.split(" ", 1) for line in run(seed)] for seed in "0123"), strict=True)
+    assert len({sha for sha, _ in two}) == len({sha for sha, _ in three}) == 1
+    assert two[0][0] != three[0][0]
+    assert len({form for _, form in two}) > 1

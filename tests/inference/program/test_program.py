@@ -19,6 +19,7 @@ from numpyro.infer.util import log_density, potential_energy, unconstrain_fn
 
 from inference.program.program import Program
 from inference.program.sites import StructureError
+from tests.by_numpy import by_numpy
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 RNG = np.random.default_rng(0)
@@ -53,7 +54,7 @@ def program():
 
 @pytest.fixture
 def values(program):
-    return jax.jit(program.draw_initial)(random.key(3))
+    return by_numpy(program.draw_initial)(random.key(3))
 
 
 def test_sites_by_kind_in_the_order_of_the_trace(program):
@@ -110,7 +111,7 @@ def test_data_may_be_looked_at_by_the_model():
         program.observed_values["x"], np.where(np.arange(5) == 2, np.nan, Y)
     )
     with pytest.raises(StructureError, match=r"site 'missing'.*ImproperUniform"):
-        program.draw_prior(random.key(0))
+        by_numpy(program.draw_prior)(random.key(0))
 
 
 def test_no_array_is_computed_to_list_the_sites():
@@ -128,7 +129,7 @@ def test_no_array_is_computed_to_list_the_sites():
 @pytest.mark.parametrize("model", [continuous, mixed])
 def test_dims_are_those_of_arviz(model):
     program = Program(model, X, Y)
-    values = jax.jit(lambda key: program.draw_prior(key, 2))(random.key(0))
+    values = by_numpy(lambda key: program.draw_prior(key, 2))(random.key(0))
     wanted = az.from_dict(
         {"posterior": jax.tree.map(lambda v: np.asarray(v)[None], values)},
         dims=infer_dims(model, (X, Y)),
@@ -176,7 +177,7 @@ def test_parents_are_what_a_site_is_computed_from(program):
 def test_log_joint_equals_numpyro(program, values):
     wanted = log_density(continuous, (X,), {"y": Y}, values)[0]
     assert jnp.allclose(program.log_joint(values), wanted, rtol=1e-12)
-    assert jnp.allclose(jax.jit(program.log_joint)(values), wanted, rtol=1e-12)
+    assert jnp.allclose(by_numpy(program.log_joint)(values), wanted, rtol=1e-12)
 
 
 def test_log_joint_is_the_sum_of_prior_likelihood_and_factors(program, values):
@@ -218,8 +219,8 @@ def test_unconstrained_density_equals_numpyro(program, values):
 
 
 def test_constrain_inverts_unconstrain_where_supports_depend_on_sites(program):
-    there_and_back = jax.jit(lambda values: program.constrain(program.unconstrain(values)))
-    draw_initial = jax.jit(program.draw_initial)
+    there_and_back = by_numpy(lambda values: program.constrain(program.unconstrain(values)))
+    draw_initial = by_numpy(program.draw_initial)
     for key in random.split(random.key(0), 5):
         values = draw_initial(key)
         back = there_and_back(values)
@@ -229,7 +230,7 @@ def test_constrain_inverts_unconstrain_where_supports_depend_on_sites(program):
 
 def test_discrete_sites_pass_through_unconstrained_space():
     program = Program(mixed, X, Y)
-    values = program.draw_initial(random.key(1))
+    values = by_numpy(program.draw_initial)(random.key(1))
     unconstrained = program.unconstrain(values)
     assert (unconstrained["outlier"] == values["outlier"]).all()
     assert jnp.allclose(program.log_density_unconstrained(unconstrained), program.log_joint(values))
@@ -238,7 +239,7 @@ def test_discrete_sites_pass_through_unconstrained_space():
 
 def test_prior_draws_have_the_prior_moments(program):
     draws = jax.tree.map(
-        np.asarray, jax.jit(lambda key: program.draw_prior(key, 4000))(random.key(0))
+        np.asarray, by_numpy(lambda key: program.draw_prior(key, 4000))(random.key(0))
     )
     assert set(draws) == set(program.latent)
     assert abs(draws["spread"].mean() - 2.0) < 5 * (2 / 4000) ** 0.5
@@ -246,7 +247,7 @@ def test_prior_draws_have_the_prior_moments(program):
 
 
 def test_prediction_ignores_the_data_and_follows_changed_arguments(program, values):
-    predict = jax.jit(jax.vmap(lambda key: program.predict(key, values)))
+    predict = by_numpy(jax.vmap(lambda key: program.predict(key, values)))
     drawn = predict(random.split(random.key(0), 4000))
     assert set(drawn) == {"mean", "y"}
     assert (abs(drawn["y"].mean(0) - drawn["mean"][0]) < 5 / 4000**0.5).all()
@@ -257,7 +258,7 @@ def test_prediction_ignores_the_data_and_follows_changed_arguments(program, valu
 
 def test_prediction_draws_latent_sites_that_are_left_out():
     program = Program(mixed, X, Y)
-    values = program.draw_initial(random.key(1))
+    values = by_numpy(program.draw_initial)(random.key(1))
     with pytest.raises(
         ValueError,
         match=r"site 'outlier': its value has shape \(5,\), the changed arguments ask for \(3,\)",

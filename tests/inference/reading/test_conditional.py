@@ -11,8 +11,8 @@ import pytest
 from jax import random
 
 from inference.program.program import Program
-from inference.reading.conditional import ByColumn, conditional, draw, identify
-from inference.reading.families import BlockNormal
+from inference.reading.conditional import BlockNormal, ByColumn, conditional, draw, identify
+from tests.by_numpy import by_numpy
 from tests.inference.conjugate import (
     COLUMNS,
     MATRIX,
@@ -32,18 +32,20 @@ pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
 
 def start(program):
     """Values to condition on, and several values of every site to compare densities at."""
-    draw_initial = jax.jit(program.draw_initial)
+    draw_initial = by_numpy(program.draw_initial)
     draws = [draw_initial(key) for key in random.split(random.key(1), 3)]
     return draws[0], draws
 
 
 def conditional_at(program, site, values, family, column=None):
     """Compiled: the conditional, and its residual."""
-    return jax.jit(lambda values: conditional(program, site, values, family, column=column))(values)
+    return by_numpy(lambda values: conditional(program, site, values, family, column=column))(
+        values
+    )
 
 
 def assert_same_density(found, wanted, points):
-    log_probs = [jax.jit(each.log_prob) for each in (found, wanted)]
+    log_probs = [by_numpy(each.log_prob) for each in (found, wanted)]
     for point in points:
         np.testing.assert_allclose(
             *(log_prob(point) for log_prob in log_probs), rtol=1e-8, atol=1e-8
@@ -138,7 +140,7 @@ def test_binary_columns_that_depend_on_each_other_take_turns():
     values, _ = start(program)
     family = identify(program, "owns", values, random.key(0))
     assert isinstance(family, ByColumn)
-    log_joint = jax.jit(lambda owns: program.log_joint({"owns": owns}))
+    log_joint = by_numpy(lambda owns: program.log_joint({"owns": owns}))
     for column in range(3):
         found, residual = conditional_at(program, "owns", values, family, column=column)
         joint = [log_joint(values["owns"].at[4, column].set(on)) for on in (0, 1)]
@@ -164,13 +166,13 @@ def test_a_sweep_by_column_keeps_the_posterior():
     family = identify(program, "owns", start(program)[0], random.key(0))
     rows = jnp.array(list(product((0, 1), repeat=3)))
     with_first = lambda row: program.log_joint({"owns": jnp.zeros((ROWS, 3), int).at[0].set(row)})
-    posterior = jax.jit(lambda rows: jax.nn.softmax(jax.lax.map(with_first, rows)))(rows)
+    posterior = by_numpy(lambda rows: jax.nn.softmax(jax.lax.map(with_first, rows)))(rows)
 
     def sweep(values, key):
         owns, residual = draw(key, program, "owns", {"owns": values}, family)
         return owns, (owns[0] @ jnp.array([4, 2, 1]), residual)
 
-    _, (codes, residuals) = jax.jit(
+    _, (codes, residuals) = by_numpy(
         lambda: jax.lax.scan(sweep, jnp.zeros((ROWS, 3), int), random.split(random.key(3), 20_000))
     )()
     frequency = jnp.bincount(codes, length=8) / 20_000
@@ -182,7 +184,7 @@ def test_draws_have_the_shape_and_type_of_the_site():
     program = Program(mixture)
     values, _ = start(program)
     family = identify(program, "which", values, random.key(0))
-    drawn, _ = jax.jit(lambda key: draw(key, program, "which", values, family))(random.key(0))
+    drawn, _ = by_numpy(lambda key: draw(key, program, "which", values, family))(random.key(0))
     assert (drawn.shape, drawn.dtype) == (values["which"].shape, values["which"].dtype)
 
 

@@ -11,8 +11,7 @@ import pytest
 from jax import random
 
 from inference.program.program import Program
-from inference.reading.conditional import StructureError, _refusal, identify
-from inference.reading.families import NORMAL
+from inference.reading.conditional import NORMAL, StructureError, _refusal, identify
 from tests.inference.conjugate import LABELS, ROWS, Y, location
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")

@@ -126,13 +126,15 @@ def test_features(family):
     matrix, loc = drawn(family, hyper)
     precision = matrix if family == NormalWishart() else np.linalg.inv(matrix)
     form = jax.jit(jax.vmap(quadratic.gate_natural))(precision, loc)
-    wanted = jax.jit(quadratic.gate_expected)(hyper)
+    means = jax.jit(quadratic.gate_means)(hyper)
+    wanted = jax.jit(quadratic.gate_expected)(hyper, means)
     assert is_mean(form.const, wanted.const)
     assert is_mean(form.matrix, wanted.matrix)
     apart = jax.jit(
         jax.vmap(lambda *at: family.log_prior(hyper, at)[0] - family.log_prior(prior, at)[0])
     )(matrix, loc)
-    assert is_mean(apart, jax.jit(quadratic.gate_divergence)(hyper, prior))
+    terms = jax.jit(quadratic.gate_divergence)(hyper, means, prior)
+    assert is_mean(apart, quadratic.total(*terms))
     x, weights = (
         np.asarray(random.normal(random.key(1), (5, 3))),
         np.array([1.0, 0.5, 0.25, 2.0, 0.0]),
@@ -206,7 +208,8 @@ def terms_by_draws(prior, common, weights):
 @jax.jit
 def terms(prior, common, weights):
     """What the two are in closed form."""
-    return quadratic.weights_term(common, weights), quadratic.common_divergence(common, prior)
+    of_weights = quadratic.total(*quadratic.weights_terms(common, weights))
+    return of_weights, quadratic.common_divergence(common, prior).sum()
 
 
 @pytest.mark.parametrize("name", COMMON_PRIORS)

@@ -34,6 +34,7 @@ from numpyro.infer.gibbs import discrete_latent_sites
 from scipy import stats
 
 from inference import Driver, converged, settled
+from inference.run.loop import Loop
 from tests.inference.importance import ImportanceSampling
 from tests.inference.models import (
     LABELS,
@@ -449,7 +450,8 @@ def test_settled_ends_svi():
 
 
 def test_time_budget_ends_the_run():
-    tree = hmc(normal_mean, num_warmup=0, num_samples=10**9, max_time=1.0).run(0, Y)
+    with pytest.warns(UserWarning, match=r"max_time: 1.0 seconds were over after \d+ steps"):
+        tree = hmc(normal_mean, num_warmup=0, num_samples=10**9, max_time=1.0).run(0, Y)
     assert tree.attrs["ended"] == "max_time"
     assert tree.posterior.sizes["draw"] == tree.attrs["steps"] > 0
 
@@ -505,3 +507,16 @@ def test_svi_of_a_subsampled_plate():
     # exact: 0.9998, standard deviation 0.129
     assert abs(float(tree.posterior["mu"].mean()) - 1.0) < 0.1
     assert "observed_data" not in tree.children  # each step saw other rows
+
+
+def test_chunks_grow_however_many_chains_share_them(monkeypatch):
+    """Ten chains, each in turn: a chunk is not one step of each for the whole run."""
+    sizes, chunk = [], Loop.chunk
+
+    def counted(self, states, size, **how):
+        sizes.append(size)
+        return chunk(self, states, size, **how)
+
+    monkeypatch.setattr(Loop, "chunk", counted)
+    hmc(num_chains=10, num_warmup=60, num_samples=60).run(0, X, LABELS)
+    assert max(sizes) > 1

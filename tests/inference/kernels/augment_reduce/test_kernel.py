@@ -91,7 +91,7 @@ def test_bound_is_the_expected_log_joint_and_the_entropy(noise):
     reading, program, state = fitted(noise)
     assert isinstance(reading.q_noise, LocationScale)
     full = program.with_arguments(batch_size=None, num_negatives=None)
-    v = {name: value["loc"] for name, value in reading.kernel.values(state, reading).items()}
+    v = {name: jnp.asarray(value) for name, value in weights_of(reading, state).items()}
     z = SCIPY[noise].ppf((np.arange(4000) + 0.5) / 4000)
     loc, scale = np.asarray(state.local["loc"]), np.exp(np.asarray(state.local["log_scale"]))
 
@@ -197,6 +197,7 @@ def test_a_wrong_scale_moves_the_target(scaled_by_k):
 
 def test_rate_is_never_below_a_term_that_it_exceeds():
     reading, program, state = fitted("gumbel")
+    state = state._replace(local={"rate": 0.1 * state.local["rate"]})
     index = every(reading) | {"other": jnp.array([3])}
     found = np.asarray(e_step(reading, program, state, index, jax.random.key(0), 1e-9)["rate"])
     psi = utilities(reading, state)

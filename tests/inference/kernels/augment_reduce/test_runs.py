@@ -132,7 +132,7 @@ def test_a_posterior_without_its_entropy_is_seen(monkeypatch):
         by_row, _ = view.model.priors(view.program, view.index, view.values(parameters))
         sites = view.sites(parameters)
         return sum(
-            jax.vmap(by_row[name].log_prob)(sites[name]).sum()
+            jax.vmap(by_row[name][0].log_prob)(sites[name]).sum()
             for table in view.layouts
             for name in table.weighed
         )

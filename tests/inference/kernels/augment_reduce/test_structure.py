@@ -10,11 +10,13 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import plate, sample
 
-from inference import AugmentReduce, Program, StructureError
+from inference import AugmentReduce, Driver, Program, StructureError
 from inference.distributions import Below, log_cdf
+from inference.kernels.augment_reduce import kernel as kernel_module
 from inference.kernels.augment_reduce.noise_posterior import LocationScale, LogExponential
 from inference.kernels.augment_reduce.weights import minibatch_of
 from inference.program.sites import Site
+from inference.reading import row_table
 from inference.reading.row_table import note_requests
 from tests.inference.reducing import TOLD, X, bound, estimate, fitted, step, weights_of, whole
 from zoo.augment_reduce import augment_reduce
@@ -346,3 +348,74 @@ def test_infinite_features_are_refused():
     program = Program(other_names, np.full((6, 2), np.nan), TOLD["y"])
     with pytest.raises(ValueError, match="site 'loses': its log probability is not finite"):
         AugmentReduce(other_names).read(program)
+
+
+# Rows that pad the data.
+
+
+def looks_at_all_rows(x, y, batch_size=8):
+    """Softmax regression whose features are centred."""
+    with plate("class", 3, dim=-1):
+        weights = sample("weights", dist.Normal(0.0, 1.0).expand((2,)).to_event(1))
+    with plate("row", len(x), subsample_size=batch_size, dim=-1) as row:
+        z = (x - x.mean(0, keepdims=True))[row]
+        logits = (weights[jnp.arange(3)] @ z.T).T
+        sample("y", dist.Categorical(logits=logits), obs=y[row])
+
+
+def prior_follows_the_rows(x, y, batch_size=8):
+    """Softmax regression whose prior is narrower for more rows."""
+    with plate("class", 3, dim=-1):
+        weights = sample("weights", dist.Normal(0.0, 9 / len(x)).expand((2,)).to_event(1))
+    with plate("row", len(x), subsample_size=batch_size, dim=-1) as row:
+        logits = (weights[jnp.arange(3)] @ x[row].T).T
+        sample("y", dist.Categorical(logits=logits), obs=y[row])
+
+
+def plain(x, y, batch_size=8):
+    """Softmax regression."""
+    with plate("class", 3, dim=-1):
+        weights = sample("weights", dist.Normal(0.0, 1.0).expand((2,)).to_event(1))
+    with plate("row", len(x), subsample_size=batch_size, dim=-1) as row:
+        logits = (weights[jnp.arange(3)] @ x[row].T).T
+        sample("y", dist.Categorical(logits=logits), obs=y[row])
+
+
+def table(num_rows):
+    rng = np.random.default_rng(0)
+    return jnp.asarray(rng.normal(1.0, 1.0, (num_rows, 2))), jnp.asarray(
+        rng.integers(0, 3, num_rows)
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "num_places"),
+    [(plain, 128), (looks_at_all_rows, 90), (prior_follows_the_rows, 90)],
+)
+def test_rows_pad_the_data_where_this_changes_nothing(model, num_places, monkeypatch):
+    kernel, program = AugmentReduce(model), Program(model, *table(90))
+    after = {}
+    for most in (row_table.MOST_PADDED, 0):
+        monkeypatch.setattr(row_table, "MOST_PADDED", most)
+        reading, data = kernel.read(program)
+        assert reading.num_places == (num_places if most else 90)
+        state = kernel.init(jax.random.key(0), reading, data)
+        new, report = kernel.step(jax.random.key(1), state, reading, data)
+        after[most] = weights_of(reading, new)["weights"], report.elbo
+    for found, wanted in zip(*after.values(), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-10)
+
+
+def test_rows_that_pad_change_a_model_that_looks_at_them(monkeypatch):
+    monkeypatch.setattr(kernel_module, "gap_of_numbers", lambda *_: jnp.zeros(()))
+    with pytest.raises(AssertionError):
+        test_rows_pad_the_data_where_this_changes_nothing(looks_at_all_rows, 128, monkeypatch)
+
+
+def test_other_data_of_a_similar_size_compile_no_loop():
+    compiled = []
+    for num_rows in (120, 100):
+        driver = Driver(AugmentReduce(plain), num_warmup=3, num_samples=1, progress_bar=False)
+        driver.run(0, *table(num_rows))
+        compiled += [loop.advance for loop in driver._last.session.compiled.values()]
+    assert compiled[0] is compiled[1]

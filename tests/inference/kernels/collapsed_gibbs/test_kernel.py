@@ -17,7 +17,6 @@ from scipy import stats
 from inference import CollapsedGibbs
 from inference.distributions import CRP, Missing, PitmanYor
 from inference.kernels.collapsed_gibbs import kernel as collapsed_gibbs
-from inference.kernels.collapsed_gibbs import sweep
 from inference.program.compiling import once
 from tests.inference.partitions import (
     Mixture,
@@ -229,10 +228,10 @@ one_alpha = lambda rule, size: log_seating(CRP(1.0, 1, max_groups=rule.max_group
 row_too_many = lambda rule, size: log_seating(rule, jnp.where(size > 0, size + 1, 0))
 as_a_crp = lambda rule, size: log_seating(CRP(rule.concentration, 1), size)
 PLANTED = {
-    "the features are not taken out": (BERNOULLI, sweep, "_without", features_stay),
+    "the features are not taken out": (BERNOULLI, collapsed_gibbs, "_without", features_stay),
     "the prior of the classes is forgotten": (
         BERNOULLI,
-        sweep,
+        collapsed_gibbs,
         "log_class",
         lambda rules, weights, count: jnp.zeros_like(count),
     ),
@@ -250,5 +249,5 @@ def test_a_planted_bug_is_seen(bug, monkeypatch):
     started(name)
     monkeypatch.setattr(place, function, planted)
     # what was compiled has no bug
-    monkeypatch.setattr(collapsed_gibbs, "sweep", sweep.sweep.__wrapped__)
+    monkeypatch.setattr(collapsed_gibbs, "sweep", collapsed_gibbs.sweep.__wrapped__)
     assert p_value(name, drawn(name)) < SURE

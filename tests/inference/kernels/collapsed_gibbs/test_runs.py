@@ -20,7 +20,6 @@ from numpyro.infer import MCMC, NUTS, Gibbs
 import diagnostics
 from inference import CollapsedGibbs, Driver
 from inference.kernels.collapsed_gibbs import kernel as collapsed_gibbs
-from inference.kernels.collapsed_gibbs import sweep
 from zoo.aclass import aclass, beta_bernoulli, normal_inverse_chi2, simulate
 
 pytestmark = pytest.mark.usefixtures("numpyro_promotion")
@@ -159,9 +158,9 @@ def test_what_is_not_in_use_changes_nothing(monkeypatch, unproved):
     data = simulate(random.key(0), 40, 4, num_classes=2, alpha=3.0, unlabelled=0.3)
     driver = Driver(CollapsedGibbs(aclass), num_warmup=0, num_samples=20, **QUIET)
     whole = driver.run(3, **data)
-    monkeypatch.setattr(collapsed_gibbs, "sweep", sweep.sweep.__wrapped__)
-    monkeypatch.setattr(sweep, "BLOCK", 3)
-    monkeypatch.setattr(sweep, "NARROW", 7)
+    monkeypatch.setattr(collapsed_gibbs, "sweep", collapsed_gibbs.sweep.__wrapped__)
+    monkeypatch.setattr(collapsed_gibbs, "BLOCK", 3)
+    monkeypatch.setattr(collapsed_gibbs, "NARROW", 7)
     largest = whole.posterior["z"].max("row")
     # now and then all that is in use is within the narrow room
     assert largest.min() < 6 < 7 < largest.max()
@@ -221,7 +220,7 @@ class SecondFails(CollapsedGibbs):
     def init(self, *args, **kwargs):
         state = super().init(*args, **kwargs)
         return state._replace(
-            failed=jnp.full_like(state.failed, (sweep.FULL + 1) * (next(self.chain) == 1))
+            failed=jnp.full_like(state.failed, (collapsed_gibbs.FULL + 1) * (next(self.chain) == 1))
         )
 
 

@@ -15,21 +15,12 @@ from inference.kernels.conditional_gibbs.crossed_births import (
     anneal,
     mean_field,
     schedule,
+    sums_over,
 )
 from inference.kernels.conditional_gibbs.crossed_components import Tilted
-from inference.kernels.conditional_gibbs.crossed_sides import pad_items
 from tests.inference.crossed import CASES, drawn
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64", "numpyro_promotion")]
-
-
-def sums_of(index, residual, weight, sizes):
-    """Over the entries of each row, and of each column."""
-    plans = (pad_items(np.asarray(at), size, 1) for at, size in zip(index, sizes, strict=True))
-    return tuple(
-        EntrySums.of(*each, residual, weight)
-        for each in zip(sizes, plans, map(jnp.asarray, index[::-1]), strict=True)
-    )
 
 
 def given_rows(s, u, prior, sums):
@@ -43,14 +34,15 @@ def birth(name, k=1):
     without it.
     """
     program, crossed, values, (response, weight, eta), _ = drawn(name)
-    old, prior, odds = _component(crossed, crossed.components, program, values, k)
+    priors = crossed.priors(program, values)
+    old, prior, odds = _component(crossed, crossed.components, program, values, k, priors)
     assert not old.is_on
-    index = [np.asarray(program.arguments[side.index]) for side in crossed.sides]
+    index = [jnp.asarray(program.arguments[side.index]) for side in crossed.sides]
     return (
         old.parts,
         prior,
         odds,
-        sums_of(index, response - eta, weight, [side.size for side in crossed.sides]),
+        sums_over([side.size for side in crossed.sides], index, response - eta, weight),
     )
 
 
@@ -63,7 +55,8 @@ def check_evidence(name):
     old, prior, odds, sums = birth(name)
     switch, _, (_, right) = crossed.components
     start = mean_field(old.s, old.u, prior, sums)
-    _, gain = anneal(random.key(0), old.s, old.u, jnp.array([0.0, 1.0]), start, prior, sums)
+    noise = random.normal(random.key(0), (1, len(old.u) + len(old.v)))
+    _, gain, _ = anneal(noise, old.s, old.u, jnp.array([0.0, 1.0]), start, prior, sums)
     evidence = gain + jnp.sum(start.u.log_prob(old.u) - prior.u.log_prob(old.u))
     given = given_rows(old.s, old.u, prior, sums)
     for key in random.split(random.key(5), 3):
@@ -93,26 +86,20 @@ def test_priors_of_a_component_are_the_models(name):
         )
 
 
-of = EntrySums.of.__func__
+call = EntrySums.__call__
 
 
 @pytest.mark.parametrize(
     "planted",
     [
-        lambda cls, size, plan, other, residual, weight: of(
-            cls, size, plan, other, residual, weight * 0 + 1
-        ),
-        lambda cls, size, plan, other, residual, weight: of(
-            cls, size, plan, jnp.roll(other, 1), residual, weight
-        ),
-        lambda cls, size, plan, other, residual, weight: of(
-            cls, size, plan, other, jnp.abs(residual), weight
-        ),
+        lambda self, x, *rest: call(self._replace(weight=0 * self.weight + 1), x, *rest),
+        lambda self, x, *rest: call(self._replace(other=jnp.roll(self.other, 1)), x, *rest),
+        lambda self, x, *rest: call(self._replace(product=jnp.abs(self.product)), x, *rest),
     ],
     ids=["weight forgotten", "column for row", "sign lost"],
 )
 def test_a_wrong_evidence_is_seen(planted, monkeypatch):
-    monkeypatch.setattr(EntrySums, "of", classmethod(planted))
+    monkeypatch.setattr(EntrySums, "__call__", planted)
     with pytest.raises(AssertionError):
         check_evidence("renamed")
 
@@ -131,10 +118,10 @@ def tiny():
         Tilted(jnp.array([0.0, 0.5, 0.0]), jnp.full(3, 2.0)),
     )
     index, residual = (
-        [np.array([0, 0, 0, 1, 1]), np.array([0, 1, 2, 0, 2])],
+        [jnp.array([0, 0, 0, 1, 1]), jnp.array([0, 1, 2, 0, 2])],
         jnp.array([1.0, -0.5, 0.2, 0.8, -0.3]),
     )
-    sums = sums_of(index, residual, jnp.array([2.0, 1.0, 1.0, 3.0, 1.0]), (2, 3))
+    sums = sums_over((2, 3), index, residual, jnp.array([2.0, 1.0, 1.0, 3.0, 1.0]))
     axis = jnp.linspace(-4.0, 4.0, 321)
     u = jnp.stack(jnp.meshgrid(axis, axis, indexing="ij"), -1).reshape(-1, 2)
     given = jax.vmap(
@@ -157,12 +144,12 @@ def check_walk(is_dying, num_walks=20_000):
         u = cells[random.choice(key, len(cells), (num_walks,), p=density / density.sum())]
         u = u + width * random.uniform(jitter, u.shape, minval=-0.5, maxval=0.5)
     else:
-        u = jax.vmap(start.u.draw)(random.split(key, num_walks))
-    times = schedule(jnp.array(is_dying), 5, float)
+        u = start.u.at(random.normal(key, (num_walks, 2)))
+    times = schedule(jnp.array(is_dying), 10, float)
     gain = jax.jit(
-        jax.vmap(lambda key, u: anneal(key, jnp.array(S), u, times, start, prior, sums)[1])
+        jax.vmap(lambda noise, u: anneal(noise, jnp.array(S), u, times, start, prior, sums)[1])
     )
-    weight = np.exp(gain(random.split(random.key(3), num_walks), u))
+    weight = np.exp(gain(random.normal(random.key(3), (num_walks, 10, 5)), u))
     evidence, error = density.sum() * width**2, weight.std() / np.sqrt(num_walks)
     assert error < 0.02 * weight.mean()
     assert abs(weight.mean() - (1 / evidence if is_dying else evidence)) < 4 * error
@@ -183,7 +170,9 @@ mixed, moved, mass = Tilted.mixed, Tilted.overrelaxed, Tilted.log_mass
         ("mixed", lambda self, other, share: mixed(self, other, 1 - share)),
         (
             "overrelaxed",
-            lambda self, key, x, correlation: self.draw(key) + correlation * (x - self.p / self.q),
+            lambda self, noise, x, correlation: (
+                self.at(noise) + correlation * (x - self.p / self.q)
+            ),
         ),
         ("log_mass", lambda self: mass(self) + jnp.log(self.q) / 2),
     ],
@@ -199,7 +188,7 @@ def test_wrong_walks_are_seen(is_dying, method, planted, monkeypatch):
 def test_walks_keep_in_float32_what_they_weigh():
     """4000 items: the same sum to a tenth of a nat."""
     rng = np.random.default_rng(0)
-    index = [rng.integers(0, 3000, 40_000), rng.integers(0, 1000, 40_000)]
+    index = [jnp.asarray(rng.integers(0, size, 40_000)) for size in (3000, 1000)]
     found = []
     for dtype in (np.float64, np.float32):
         residual, u = (
@@ -210,13 +199,13 @@ def test_walks_keep_in_float32_what_they_weigh():
             None, *(Tilted(jnp.zeros(size, dtype), jnp.ones(size, dtype)) for size in (3000, 1000))
         )
         sums, s = (
-            sums_of(index, residual, jnp.ones_like(residual), (3000, 1000)),
+            sums_over((3000, 1000), index, residual, jnp.ones_like(residual)),
             jnp.asarray(0.2, dtype),
         )
         start = mean_field(s, u, prior, sums)
         found.append(
             anneal(
-                random.key(0),
+                random.normal(random.key(0), (1, 4000), dtype),
                 s,
                 start.u.p / start.u.q,
                 jnp.linspace(0, 1, 2, dtype=dtype),

@@ -79,16 +79,20 @@ def test_the_joint_is_left_as_it_is(link):
 on_only = _crossed_components._switched_on
 
 
-def no_jacobian(key, crossed, *rest):
+def no_jacobian(noise, uniform, crossed, *rest):
     """A scale as of one item, whose Jacobian is 1."""
     sides = tuple(side._replace(size=1) for side in crossed.sides)
-    return rescaled(key, crossed.__class__(**{**vars(crossed), "sides": sides}), *rest)
+    return rescaled(noise, uniform, crossed.__class__(**{**vars(crossed), "sides": sides}), *rest)
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "planted"),
     [
-        (_crossed_births, "anneal", lambda *rest: (anneal(*rest)[0], jnp.zeros(()))),
+        (
+            _crossed_births,
+            "anneal",
+            lambda *rest: (anneal(*rest)[0], jnp.zeros(()), anneal(*rest)[2]),
+        ),
         (_crossed, "rescaled", no_jacobian),
         (
             _crossed_components,

@@ -2,8 +2,6 @@
 integrals, and what must stay as it is.
 """
 
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,7 +36,7 @@ def arguments(name, number):
     return (
         Entries.of(table, other, own, weight),
         crossed.flat(values, side),
-        crossed.prior(program, values, side),
+        crossed.priors(program, values)[number],
         scale,
         plan,
     )
@@ -48,13 +46,13 @@ def equations(name, number):
     """Precision and slope of each item, as the kernel computes them."""
     entries, _, (slope, fall), scale, plan = arguments(name, number)
     precision, linear, width = np.array(jax.vmap(jnp.diag)(fall)), np.array(slope), len(scale)
-    for bucket in plan:
-        for items, which in zip(bucket.items, bucket.entries, strict=True):
-            gram, is_there = np.asarray(_crossed_sides.grams(entries, which)), items < len(slope)
-            precision[items[is_there]] += (scale[:, None] * gram[:, :width, :width] * scale)[
-                is_there
-            ]
-            linear[items[is_there]] += (scale * gram[:, :width, width])[is_there]
+    for block, which in zip(plan.block, plan.entries, strict=True):
+        if block == len(plan.items):
+            continue
+        items, gram = plan.items[block], np.asarray(_crossed_sides.grams(entries, which))
+        is_there = items < len(slope)
+        precision[items[is_there]] += (scale[:, None] * gram[:, :width, :width] * scale)[is_there]
+        linear[items[is_there]] += (scale * gram[:, :width, width])[is_there]
     return precision, linear
 
 
@@ -100,11 +98,12 @@ def test_wrong_equations_are_seen(planted, monkeypatch):
         check_equations("gaussian", 0)
 
 
-def check_steps(num_draws=3000):
+def check_steps(num_draws=3000, how=_crossed_sides.steps):
     """Draws of all items, whitened by the Hessian, are standard Normal and independent."""
     given = arguments("binomial", 0)
-    step = jax.jit(jax.vmap(lambda key: _crossed_sides.steps(key, *given)[0]))
-    found = step(random.split(random.key(0), num_draws)).reshape(num_draws, -1)
+    step = jax.jit(jax.vmap(lambda noise: how(noise, *given)[0]))
+    noise = random.normal(random.key(0), (num_draws, *given[1].shape))
+    found = step(noise).reshape(num_draws, -1)
     hessian, slope = derivatives("binomial", 0)
     white = np.asarray(
         (found - jnp.linalg.solve(hessian, slope.ravel())) @ jnp.linalg.cholesky(hessian)
@@ -124,17 +123,13 @@ def test_steps_are_drawn_from_that_normal(room, monkeypatch):
 @pytest.mark.parametrize("planted", ["weight forgotten", "the same noise"])
 def test_wrong_steps_are_seen(planted, monkeypatch):
     monkeypatch.setattr(_crossed_sides, "CHUNK", 30)
+    how = _crossed_sides.steps
     if planted == "the same noise":
-        one = SimpleNamespace(
-            normal=random.normal,
-            fold_in=random.fold_in,
-            split=lambda key, num: random.split(key, num)[jnp.zeros(num, int)],
-        )
-        monkeypatch.setattr(_crossed_sides, "random", one)
+        how = lambda noise, *given: _crossed_sides.steps(0 * noise + noise[0], *given)
     else:
         monkeypatch.setattr(_crossed_sides, "grams", WRONG_EQUATIONS[planted])
     with pytest.raises(AssertionError):
-        check_steps()
+        check_steps(how=how)
 
 
 LENGTHS = {
@@ -148,22 +143,24 @@ LENGTHS = {
 
 @pytest.mark.parametrize("room", [2**20, 64], ids=["whole", "in chunks"])
 @pytest.mark.parametrize("name", LENGTHS)
-def test_every_entry_is_once_in_the_bucket_of_its_item(name, room, monkeypatch):
+def test_every_entry_is_once_in_the_layers_of_its_item(name, room, monkeypatch):
     monkeypatch.setattr(_crossed_sides, "CHUNK", room)
     counts = LENGTHS[name]
     index = RNG.permutation(np.repeat(np.arange(len(counts)), counts))
-    seen, items = [], []
-    for bucket in pad_items(index, len(counts), 2):
-        assert bucket.items.shape == bucket.entries.shape[:2]
+    plan, seen = pad_items(index, len(counts), 2), []
+    for block in range(plan.num_blocks):
+        layers = slice(plan.ends[block], plan.ends[block + 1])
+        assert (plan.block[layers] == block).all()
         for item, entries in zip(
-            bucket.items.ravel(), bucket.entries.reshape(bucket.items.size, -1), strict=True
+            plan.items[block], np.moveaxis(plan.entries[layers], 1, 0), strict=True
         ):
             entries = entries[entries < len(index)]
             assert (index[entries] == item).all()
             seen.extend(entries)
-            items.append(item)
     assert sorted(seen) == list(range(len(index)))
-    assert sorted(item for item in items if item < len(counts)) == list(range(len(counts)))
+    assert (plan.entries[plan.ends[-1] :] == len(index)).all()
+    assert not np.bincount(index, minlength=len(counts) + 1)[plan.items[plan.num_blocks :]].any()
+    np.testing.assert_array_equal(plan.items.ravel()[plan.place], np.arange(len(counts)))
 
 
 # Switches, amplitudes and shared sites.
@@ -180,9 +177,15 @@ def sums_of(name, values=None):
 def check_sums(name, number):
     """What is left over from drawing a side is what the entries then say."""
     program, crossed, values, (response, weight, eta), _ = drawn(name)
-    sweep, side = _crossed.CrossedRoute(crossed, program, 0), crossed.sides[number]
+    sweep = _crossed.CrossedRoute(crossed, program, 0)
     new, _, found, _ = sweep._draw_side(
-        random.key(0), program, values, (response, weight, eta), side, sweep._items[number]
+        sweep._random(random.key(0), program, values).sides[number],
+        program,
+        values,
+        (response, weight, eta),
+        number,
+        sweep._items[number],
+        crossed.priors(program, values)[number],
     )
     for left_over, wanted in zip(found, sums_of(name, new), strict=True):
         np.testing.assert_allclose(left_over, wanted, rtol=1e-8, atol=1e-8)
@@ -226,13 +229,14 @@ def odds_of_the_kernel(name, monkeypatch):
     """
     program, crossed, values, _, _ = drawn(name)
     found, low, high = sums_of(name), -1e3, 1e3
+    prior = crossed.priors(program, values)[2]
+    uniform = jnp.full((len(prior[0]), 2), 0.5)
 
     @jax.jit
     def is_on(number):
-        monkeypatch.setattr(_crossed_components.random, "logistic", lambda key, dtype: number)
-        return switched(random.key(0), crossed, program, values, found)[crossed.components.switch][
-            0
-        ]
+        monkeypatch.setattr(_crossed_components, "logit", lambda uniform: number)
+        new = switched(uniform, crossed, program, values, prior, found)
+        return new[crossed.components.switch][0]
 
     for _ in range(60):
         middle = (low + high) / 2
@@ -308,8 +312,9 @@ def check_sweep():
     program, crossed, values, _, joint = drawn("renamed")
     switch, amplitude, _ = crossed.components
     found = sums_of("renamed")
-    draw = jax.jit(jax.vmap(lambda key: switched(key, crossed, program, values, found)))
-    new = draw(random.split(random.key(3), NUM_DRAWS))
+    prior = crossed.priors(program, values)[2]
+    draw = jax.jit(jax.vmap(lambda x: switched(x, crossed, program, values, prior, found)))
+    new = draw(random.uniform(random.key(3), (NUM_DRAWS, len(prior[0]), 2)))
     grid = jnp.linspace(LEAST, 16.0, 801)
 
     def u_of_component(k, new, share):

@@ -99,11 +99,11 @@ def check_same(one, other, most=4.0):
 
 def slowed(name, factor):
     """A draw of one site that misses its conditional."""
-    draw = conditional_gibbs.draw
+    draw = conditional_gibbs.draw_together
 
-    def slip(key, program, site, values, family):
-        value, residual = draw(key, program, site, values, family)
-        return (value * factor if site == name else value), residual
+    def slip(key, program, sites, values, family):
+        drawn, residual = draw(key, program, sites, values, family)
+        return {site: drawn[site] * (factor if site == name else 1) for site in drawn}, residual
 
     return slip
 
@@ -123,7 +123,7 @@ def test_posterior_is_that_of_nuts(name, monkeypatch):
     found = run(ConditionalGibbs(model))
     check_same(found, reference)
     assert found["sample_stats"]["residual"].max() < 1e-8
-    monkeypatch.setattr(conditional_gibbs, "draw", slowed(site, 1.2))
+    monkeypatch.setattr(conditional_gibbs, "draw_together", slowed(site, 1.2))
     with pytest.raises(AssertionError):
         check_same(run(ConditionalGibbs(model)), reference)
 
@@ -205,7 +205,8 @@ def test_names_mean_nothing():
     assert {"new.weight", "new.precision", "new.noise", "new.size"} == set(
         tree["posterior"].data_vars
     )
-    assert {site: family.name for site, family in kernel.reading.families.items()} == {
+    families = kernel.reading.families.items()
+    assert {site: family.name for sites, family in families for site in sites} == {
         "new/noise": "Gamma",
         "new/precision": "Gamma",
         "new/weight": "joint Normal of the last dimension",
@@ -255,7 +256,7 @@ def test_a_conditional_that_changes_its_family_ends_the_run(monkeypatch):
 def test_joint_of_parameters_and_data_is_kept(monkeypatch):
     """Geweke's test, and one that a slip fails."""
     assert geweke(regression, ConditionalGibbs, RESPONSE, num_replicates=400).passed
-    monkeypatch.setattr(conditional_gibbs, "draw", slowed("noise", 1.2))
+    monkeypatch.setattr(conditional_gibbs, "draw_together", slowed("noise", 1.2))
     assert not geweke(regression, ConditionalGibbs, RESPONSE, num_replicates=400).passed
 
 
@@ -272,11 +273,11 @@ def test_nothing_is_compiled_twice():
 def test_a_model_is_read_once_for_all_chains(monkeypatch):
     """Names of sites may be made anew each time that the model runs; other data are read again."""
     counted = []
-    identify = conditional_gibbs.identify_among
+    identify = conditional_gibbs.identify_all
     monkeypatch.setattr(
         conditional_gibbs,
-        "identify_among",
-        lambda *given: counted.append(given[1]) or identify(*given),
+        "identify_all",
+        lambda *given: counted.extend(given[1]) or identify(*given),
     )
 
     def model(y):

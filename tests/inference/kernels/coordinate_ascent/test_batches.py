@@ -43,7 +43,7 @@ def test_a_batch_of_all_rows_is_a_sweep(short_chunks):
 
 def batches(kernel, state, read, number):
     """SufficientSums that batches stand for, [batch, ...]."""
-    one = lambda key: kernel.step(key, state, *read)[0].average.moments
+    one = lambda key: kernel.step(key, state, *read)[0].sums.moments
     return np.asarray(
         jax.jit(lambda keys: jax.lax.map(one, keys))(random.split(random.key(3), number))
     )
@@ -60,9 +60,9 @@ def test_batches_stand_for_all_rows(short_chunks, monkeypatch):
     program = Program(iqgme, **data())
     complete, kernel = (CoordinateAscent(iqgme, batch_size=size) for size in (NUM_ROWS, 20))
     read = complete.read(program)
-    wanted = batches(complete, complete.init(random.key(0), *read), read, 1)[0]
+    wanted = batches(complete, jax.device_put(complete.init(random.key(0), *read)), read, 1)[0]
     read = kernel.read(program)
-    state = kernel.init(random.key(0), *read)
+    state = jax.device_put(kernel.init(random.key(0), *read))
     assert off(batches(kernel, state, read, 2000), wanted) < 4.5
     monkeypatch.setattr(
         "inference.kernels.coordinate_ascent.rows.SufficientSums.times", lambda self, factor: self
@@ -88,7 +88,7 @@ def test_batches_end_where_whole_sweeps_do(short_chunks):
     _, state, estimates, *_ = ascended(told, 600, batch_size=30)
     whole = CoordinateAscent(iqgme)
     start = whole.init(random.key(0), *read)._replace(factors=state.factors)
-    _, found = jax.jit(lambda state: whole.step(None, state, *read))(start)
+    _, found = jax.jit(lambda state: whole.step(random.key(0), state, *read))(start)
     assert best[-1] - 1 < float(found.elbo) < best[-1] + 1e-6
     assert abs(estimates[-200:].mean() - best[-1]) < 5
 

@@ -177,7 +177,7 @@ def wanted(ascent, state) -> dict[str, Any]:
         jnp.einsum("ckij,ckj->cki", root, w.mean),
         jnp.einsum("pij,pj->pi", of_features, linear.mean).T,
     )
-    share = ascent.prior.share
+    share = ascent.found.prior.share
     logit = lambda p: jnp.log(p) - jnp.log1p(-p)
     return {
         "alpha": ((a - 1) - b, (a - 1) / 2 - b),

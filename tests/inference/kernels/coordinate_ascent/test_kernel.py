@@ -24,6 +24,7 @@ from inference.kernels.coordinate_ascent import rows as _rows
 from inference.kernels.coordinate_ascent import start as _start
 from inference.kernels.coordinate_ascent.draws import log_rho_of
 from inference.kernels.coordinate_ascent.posterior import message_of
+from tests.by_numpy import by_numpy
 from tests.inference.mixtures import CASES, beta_bernoulli, case
 from zoo.iqgme import iqgme, normal_wishart, probit
 
@@ -56,7 +57,7 @@ def gap_to_draws(kernel, state, program, read, num_draws):
         drawn
     )
     weight = np.asarray(log_joint - log_q)
-    _, told = jax.jit(lambda state: kernel.step(random.key(0), state, *read))(state)
+    _, told = by_numpy(lambda state: kernel.step(random.key(0), state, *read))(state)
     return (weight.mean() - float(told.elbo)) / (weight.std() / np.sqrt(num_draws))
 
 
@@ -244,9 +245,9 @@ def test_complete_data_have_the_optimum_of_another_library(monkeypatch):
     )
     message = message_of(reading.found, reading.shape, state.factors)
     (bucket,) = data.buckets
-    rho = np.zeros((161, 6))
-    rho[np.ravel(bucket.row)] = np.exp(log_rho_of(message, bucket, state.score[0])).reshape(-1, 6)
-    np.testing.assert_allclose(rho[:-1], peer.predict_proba(x), atol=1e-4)
+    row = np.ravel(bucket.row)  # those that pad the bucket are of no row
+    rho = np.exp(log_rho_of(message, bucket, state.score[0])).reshape(-1, 6)[np.argsort(row)][:160]
+    np.testing.assert_allclose(rho, peer.predict_proba(x), atol=1e-4)
 
 
 # In the driver.

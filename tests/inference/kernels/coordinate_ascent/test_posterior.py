@@ -294,16 +294,14 @@ def uncut(one_sided):
 
 def wrong_tail(sticks_of):
     """What a stick leaves is counted with its own rows."""
-    return lambda prior, count, concentration: sticks_of(
-        prior, count.at[..., -1].add(1.0), concentration
-    )
+    return lambda prior, count, *others: sticks_of(prior, count.at[..., -1].add(1.0), *others)
 
 
 def noisy_zeta(common_posterior):
     """N var(zeta) added to the rate of lambda."""
 
-    def twin(prior, weights):
-        right = common_posterior(prior, weights)
+    def twin(prior, weights, is_seen):
+        right = common_posterior(prior, weights, is_seen)
         return right._replace(
             rate=right.rate
             + weights.mean.shape[1] * right.rate / right.concentration / right.gamma / 2

@@ -59,9 +59,7 @@ def last_task_missing(gathered):
 
 def last_stick_missing(sticks_of):
     """What a stick leaves is counted without the last group."""
-    return lambda prior, count, concentration: sticks_of(
-        prior, count.at[..., -1].set(0.0), concentration
-    )
+    return lambda prior, count, *others: sticks_of(prior, count.at[..., -1].set(0.0), *others)
 
 
 PLANTED = {
@@ -162,7 +160,7 @@ def test_a_planted_error_is_seen(name, fitted, monkeypatch):
     module, attribute, twin, factor = PLANTED[name]
     monkeypatch.setattr(module, attribute, twin(getattr(module, attribute)))
     kernel, state, read, found = fitted
-    moved, _ = jax.jit(lambda state: kernel.step(None, state, *read))(state)
+    moved, _ = jax.jit(lambda state: kernel.step(jax.random.key(0), state, *read))(state)
     off = of_one_task.gaps(found, jax.device_get(wanted(read[0], moved)))
     assert off[factor] > 5, off
 

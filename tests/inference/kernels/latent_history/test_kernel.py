@@ -30,7 +30,7 @@ Y = np.array([0, -1, 1, -1, -1])
 # Everything is known of a history whose functions are independent from point to point.
 
 
-def distance_to_truth(model=beads, num_sweeps=20_000, num_rounds=1):
+def distance_to_truth(model=beads, num_sweeps=5000, num_rounds=1):
     """Total variation between the counts of a run and the negative binomial; and the mean of
     `where`^2 over its truth.
     """
@@ -54,8 +54,8 @@ def distance_to_truth(model=beads, num_sweeps=20_000, num_rounds=1):
 @pytest.mark.slow
 def test_count_is_negative_binomial_and_places_follow_their_density():
     distance, spread = distance_to_truth()
-    assert distance < 0.02
-    assert abs(spread - 1) < 0.02
+    assert distance < 0.04
+    assert abs(spread - 1) < 0.04
 
 
 @pytest.mark.slow

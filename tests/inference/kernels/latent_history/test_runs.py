@@ -38,17 +38,6 @@ def test_capacity_grows_and_nothing_is_cut_off():
 
 
 @pytest.mark.slow
-def test_run_that_grows_is_resumed_bit_for_bit(tmp_path):
-    whole = driver(checkpoint=tmp_path / "whole").run(0, TOTAL, room=SMALL)
-    part = driver(checkpoint=tmp_path / "part", max_time=0.0).run(0, TOTAL, room=SMALL)
-    assert part.attrs["ended"] == "max_time"
-    resumed = driver(checkpoint=tmp_path / "part").run(0, TOTAL, room=SMALL)
-    assert resumed.posterior.to_dataset().equals(whole.posterior.to_dataset())
-    in_memory = driver().run(0, TOTAL, room=SMALL)
-    np.testing.assert_array_equal(in_memory.posterior["where"], whole.posterior["where"])
-
-
-@pytest.mark.slow
 def test_slots_are_doubled_for_all_chains_of_a_lane():
     kernel = LatentHistory(beads, capacity="room")
     begin = lambda seed: kernel.init(

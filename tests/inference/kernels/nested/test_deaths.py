@@ -42,8 +42,8 @@ def parents(num_times=300, batch=20):
         jnp.arange(12),
     )
     birth_mode = jnp.repeat(jnp.array([0, 1]), batch // 2)
-    taken = jax.jit(jax.vmap(lambda key: parents_of(key, z, mode, death, birth_mode)))(
-        random.split(random.key(0), num_times)
+    taken = jax.jit(jax.vmap(lambda uniform: parents_of(uniform, z, mode, death, birth_mode)))(
+        random.uniform(random.key(0), (num_times, 2))
     )
     return np.asarray(taken), np.asarray(chosen)
 
@@ -100,7 +100,7 @@ def test_points_of_one_descent_weigh_as_one(bug):
     mode = jnp.repeat(jnp.array([0, 1]), 10)
     ancestor = jnp.arange(20) if bug else jnp.repeat(jnp.array([3, 7]), 10)
     volumes = state.share_volumes(
-        random.key(0), state.whole_prior(2, 2000), mode, jnp.zeros(2, int), ancestor
+        random.key(0), state.whole_prior(2, 2000), jnp.zeros_like(mode), mode, ancestor
     )
     share = np.exp(np.asarray(volumes.log_volume[0]))
     assert share[0] == pytest.approx(0.5)
@@ -115,6 +115,6 @@ def test_families_on_both_sides_say_nothing_of_the_share():
     """
     mode, ancestor = jnp.tile(jnp.array([0, 1, 1]), 6), jnp.repeat(jnp.arange(6), 3)
     volumes = state.share_volumes(
-        random.key(0), state.whole_prior(2, 50), mode, jnp.zeros(2, int), ancestor
+        random.key(0), state.whole_prior(2, 50), jnp.zeros_like(mode), mode, ancestor
     )
     np.testing.assert_allclose(np.exp(volumes.log_volume[0]), 1 / 3)

@@ -11,7 +11,7 @@ from jax import random
 
 from diagnostics import report
 from inference import Driver, NestedSampler
-from inference.kernels.nested import nesting as _nesting
+from inference.kernels.nested import kernel as _nesting
 from inference.maths.slice_walk import deviations_by_mode, direction
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -24,7 +24,8 @@ def drawn(own, z=Z, spread=0.0, count=COUNT):
     fill = lambda value: jnp.full(LANES, value, jnp.int32)
     deviation = jnp.broadcast_to(jnp.asarray(spread), (LANES, SIZE))
     given = jnp.asarray(z), fill(0), fill(count), fill(own), deviation
-    return np.asarray(direction(random.key(0), *given))
+    uniform = random.uniform(random.key(0), (5 + 2 * SIZE, LANES), minval=1e-300)
+    return np.asarray(direction(uniform, *given))
 
 
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
@@ -84,14 +85,11 @@ def normal(y=0.0):
     numpyro.sample("y", dist.Normal(x, 0.1).to_event(1), obs=jnp.full(20, y))
 
 
-def of_any_two(key, around):
+def of_any_two(uniform, points, first, count, own, deviation):
     """What was there before: differences of all points, the origin among them."""
-    share = random.uniform(key, (2, len(around.own)))
-    one = (share[0] * around.count).astype(jnp.int32)
-    other = (one + 1 + (share[1] * (around.count - 1)).astype(jnp.int32)) % around.count
-    return (around.points[around.first + one] - around.points[around.first + other]) / np.sqrt(
-        2 * around.points.shape[1]
-    )
+    one = (uniform[0] * count).astype(jnp.int32)
+    other = (one + 1 + (uniform[1] * (count - 1)).astype(jnp.int32)) % count
+    return (points[first + one] - points[first + other]) / np.sqrt(2 * points.shape[1])
 
 
 @pytest.mark.slow

@@ -2,16 +2,19 @@
 and walks that leave their target alone.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import random
+from jax.scipy.special import ndtri
 from scipy.sparse.csgraph import connected_components
 from scipy.stats import kstest, norm, truncnorm
 
-from inference.kernels.nested import state
-from inference.kernels.nested.state import covariance_roots, split_modes
+from inference.kernels.nested import kernel, state
+from inference.kernels.nested.state import covariance_roots, search_modes
 from inference.maths import slice_walk
 
 pytestmark = pytest.mark.usefixtures("x64", "numpyro_promotion")
@@ -23,35 +26,92 @@ def cloud(size, centre=0.0, width=1.0, dims=3):
     return centre + width * RNG.normal(size=(size, dims))
 
 
-def looked(z, mode=None, most=6, least=10):
+def looked(z, mode=None, most=6, least=10, limit=-1e30, densities=lambda z: (0.0, jnp.sum(z))):
+    """[point]: the modes, and their number; the likelihood of a limit so low falls nowhere."""
     mode = jnp.zeros(len(z), jnp.int32) if mode is None else jnp.asarray(mode, jnp.int32)
-    return jax.jit(
-        lambda z, mode: split_modes(z, mode, covariance_roots(z, mode, most), mode.max() + 1, least)
-    )(jnp.asarray(z), mode)
+    flat = jnp.zeros(len(z))
+
+    def search(z, mode):
+        live = slice_walk.Particles(z, flat, flat, flat)
+        apart = partial(kernel._are_apart, densities, jnp.array([limit]))
+        roots = covariance_roots(z, mode, most)
+        return search_modes(live, mode, roots, mode.max() + 1, least, apart)
+
+    return jax.jit(search)(jnp.asarray(z), mode)
 
 
 def test_two_clouds_are_two_modes_and_one_is_one():
-    mode, origin, num_modes = looked(np.concatenate([cloud(60), cloud(30, 20.0, 0.2)]))
-    assert num_modes == 2
+    found = looked(np.concatenate([cloud(60), cloud(30, 20.0, 0.2)]))
+    assert found.num_modes == 2
     # the larger keeps its number
-    np.testing.assert_array_equal(mode, np.repeat([0, 1], [60, 30]))
-    np.testing.assert_array_equal(origin[:2], [0, 0])
-    assert looked(RNG.uniform(size=(200, 2)))[2] == 1
+    np.testing.assert_array_equal(found.mode, np.repeat([0, 1], [60, 30]))
+    assert looked(RNG.uniform(size=(200, 2))).num_modes == 1
 
 
 def test_few_points_go_with_the_nearest():
-    mode, _, num_modes = looked(np.concatenate([cloud(60), cloud(5, 20.0)]))
-    assert num_modes == 1
-    assert not np.any(mode)
+    found = looked(np.concatenate([cloud(60), cloud(5, 20.0)]))
+    assert found.num_modes == 1
+    assert not np.any(found.mode)
+
+
+@pytest.mark.parametrize(
+    "bug", ["", "a bridge", "the limit itself"], ids=["right", "planted bridge", "planted floor"]
+)
+def test_a_single_point_is_a_mode_if_the_likelihood_falls_around_it(bug):
+    """One point far away. A bridge of likelihood between them joins it to the others; so does a
+    likelihood that is nowhere below the limit.
+    """
+    z = np.concatenate([cloud(60), cloud(1, 20.0, 0.1)])
+    floor = {"": -5.0, "a bridge": 0.5, "the limit itself": 0.0}[bug]
+    near = lambda z, centre: jnp.sum((z - centre) ** 2) < 100.0
+    height = lambda z: jnp.where(near(z, 0.0) | near(z, 20.0), 1.0, floor)
+    found = looked(z, limit=0.0, densities=lambda z: (0.0, height(z)))
+    assert (found.num_modes == 2) == (not bug)
+    np.testing.assert_array_equal(found.mode, np.repeat([0, 0 if bug else 1], [60, 1]))
+    assert (found.num_evaluations >= 12 * 8) == (not bug)
+    assert looked(z, most=1, limit=0.0, densities=lambda z: (0.0, height(z))).num_refused == (
+        not bug
+    )
+
+
+def test_volume_goes_with_the_points():
+    """Modes have volume .6 and .4. A third of the first becomes a mode, and half of the second
+    goes to the first.
+    """
+    before, after = np.repeat([0, 1], [6, 4]), np.repeat([2, 0, 1, 0], [2, 4, 2, 2])
+    log_volume = jnp.log(jnp.array([0.6, 0.4, 0.0, 0.0]))[:, None] * jnp.ones(101)
+    volumes = state.Volumes(log_volume, jnp.zeros(101))
+    shared = state.share_volumes(
+        random.key(0), volumes, jnp.asarray(before), jnp.asarray(after), jnp.arange(10)
+    )
+    share = np.exp(shared.log_volume)
+    np.testing.assert_allclose(share[:, 0], [0.6, 0.2, 0.2, 0.0], atol=1e-12)
+    np.testing.assert_allclose(share.sum(0), 1.0)
+    assert share[2].std() > 0.05
+
+
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "planted"])
+def test_a_mode_that_dies_out_is_kept_in_mind(bug):
+    """Its last point; planted: the last point of all."""
+    z = jnp.arange(6.0)[:, None]
+    live = slice_walk.Particles(z, jnp.zeros(6), z[:, 0], jnp.zeros(6))
+    mode, count = jnp.array([0, 1, 1, 0, 0, 0]), jnp.array([4, 2, 0])
+    death = state.lowest(live, mode, count, 3)
+    none = state.Lost(jnp.zeros((2, 1)), jnp.zeros(2), jnp.zeros(2, bool), jnp.zeros((), int))
+    dies_out = (death.count > 0) & (death.count == (death.count if bug else death.dying))
+    lost = state.with_lost(none, live, death, dies_out)
+    assert (lost.z[0] == 2.0) == (not bug)
+    assert lost.is_lost.tolist() == [True, False]
+    full = lost._replace(is_lost=jnp.ones(2, bool))
+    assert (state.with_lost(full, live, death, dies_out).num_others == 1) == (not bug)
 
 
 def test_each_mode_falls_apart_by_itself_and_where_there_is_no_place_it_does_not():
     z = np.concatenate([cloud(40), cloud(30, 20.0), cloud(40, -20.0), cloud(30, 40.0)])
     mode = np.repeat([0, 1], 70)
-    found, origin, _ = looked(z, mode)
-    np.testing.assert_array_equal(found, np.repeat([0, 2, 1, 3], [40, 30, 40, 30]))
-    np.testing.assert_array_equal(origin[:4], [0, 1, 0, 1])
-    assert looked(z, mode, most=3)[2] == 3
+    found = looked(z, mode)
+    np.testing.assert_array_equal(found.mode, np.repeat([0, 2, 1, 3], [40, 30, 40, 30]))
+    assert looked(z, mode, most=3).num_modes == 3
 
 
 def test_components_are_those_of_scipy():
@@ -87,7 +147,7 @@ def walked(bug=""):
     log_prior, log_likelihood = jax.vmap(densities)(z)
     start = slice_walk.Particles(z, log_prior, log_likelihood, jnp.full(count, 0.5))
     limit = slice_walk.Limit(jnp.full(count, 0.5), jnp.full(count, 0.5))
-    turn = lambda key: random.normal(key, (count, dims))
+    turn = lambda uniform: ndtri(uniform[:dims].T)
     moved, _, evaluations, *_ = slice_walk.walk(
         random.key(0), densities, start, limit, turn, 20, 3.0
     )
@@ -129,7 +189,10 @@ def test_offers_above_the_limit_are_taken(bug, monkeypatch):
         jnp.full((count, 1), 3.0), jnp.full(count, -4.5), jnp.full(count, 3.0), jnp.full(count, 0.9)
     )
     limit = slice_walk.Limit(jnp.ones(count), jnp.full(count, 0.5))
-    turn, offers = lambda key: jnp.ones((count, 1)), random.normal(random.key(1), (20 * count, 1))
+    turn, offers = (
+        lambda uniform: jnp.ones((count, 1)),
+        random.normal(random.key(1), (20 * count, 1)),
+    )
     given = (densities, start, limit, turn, 5, 3.0, offers)
     found, halfway, evaluations, offered, *_ = slice_walk.walk(random.key(0), *given, 0, 200)
     plateau, hill = norm.cdf(2) - norm.cdf(1), norm.sf(2)
@@ -151,7 +214,7 @@ def test_lanes_walk_where_no_offers_are_left():
     )
     limit = slice_walk.Limit(jnp.full(count, -1.0), jnp.zeros(count))
     densities = lambda z: (-0.5 * jnp.sum(z**2), jnp.zeros(()))
-    turn = lambda key: jnp.ones((count, 1))
+    turn = lambda uniform: jnp.ones((count, 1))
     given = start, limit, turn, 3, 3.0, offers, 5, 100
     found, _, _, offered, *_ = slice_walk.walk(random.key(0), densities, *given)
     assert offered == 5
@@ -169,7 +232,7 @@ def test_points_of_equal_likelihood_are_ordered_by_their_labels():
     limit = slice_walk.Limit(jnp.zeros(count), jnp.full(count, 0.6))
     densities = lambda z: (-0.5 * jnp.sum(z**2), jnp.zeros(()))
     moved, *_ = slice_walk.walk(
-        random.key(0), densities, start, limit, lambda key: jnp.ones((count, 1)), 3, 3.0
+        random.key(0), densities, start, limit, lambda uniform: jnp.ones((count, 1)), 3, 3.0
     )
     assert kstest((np.asarray(moved.label) - 0.6) / 0.4, "uniform").pvalue > 1e-3
 
@@ -186,7 +249,7 @@ def test_vectors_where_the_likelihood_is_nan_are_counted_and_not_gone_to(power):
     densities = lambda z: (-0.5 * jnp.sum(z**2) + (likelihood(z) if power else 0.0), likelihood(z))
     start = slice_walk.Particles(z, *jax.vmap(densities)(z), jnp.full(count, 0.5))
     limit = slice_walk.Limit(jnp.full(count, -jnp.inf), jnp.full(count, 0.5))
-    turn = lambda key: random.normal(key, (count, 1))
+    turn = lambda uniform: ndtri(uniform[:1].T)
     ended = slice_walk.walk(random.key(0), densities, start, limit, turn, 8, 3.0)
     assert 100 < ended.num_nan < 0.5 * ended.num_evaluations
     assert (ended.at.z < 1).all()
@@ -204,7 +267,7 @@ def test_halfway_is_where_a_walk_of_half_the_steps_ends():
     log_prior, log_likelihood = jax.vmap(densities)(z)
     start = slice_walk.Particles(z, log_prior, log_likelihood, jnp.full(count, 0.5))
     limit = slice_walk.Limit(jnp.full(count, -20.0), jnp.full(count, 0.5))
-    turn = lambda key: random.normal(key, (count, 2))
+    turn = lambda uniform: ndtri(uniform[:2].T)
     walk = lambda num_steps: slice_walk.walk(
         random.key(0), densities, start, limit, turn, num_steps, 3.0
     )

@@ -6,8 +6,8 @@ import pytest
 from jax import random
 
 from inference import Driver, NestedSampler, Program
-from inference.kernels.nested import nesting as _nesting
-from inference.kernels.nested.nesting import BLOCK, Nesting
+from inference.kernels.nested import kernel as _nesting
+from inference.kernels.nested.kernel import BLOCK, Nesting
 from inference.reading.density import relabel
 from tests.inference.nests import X, Y, line
 from zoo.staged_learning import family

@@ -18,7 +18,6 @@ from scipy.special import logsumexp
 
 from inference import ParticleFilter, Program
 from inference.distributions import CRP, Missing
-from inference.kernels.particle_filter import ancestry as _ancestry
 from inference.kernels.particle_filter import kernel as particle_filter
 from inference.kernels.particle_filter import particles
 from inference.kernels.particle_filter.particles import filter_row, join
@@ -285,19 +284,18 @@ def joined_once(patch):
 
 
 def links_forgotten(patch):
-    joined = _ancestry.joined
+    joined = particles.joined_genealogy
     order = lambda link: jnp.broadcast_to(jnp.arange(4, dtype=link.dtype), link.shape)
-    patch.setattr(
-        _ancestry, "joined", lambda genealogy, link, row: joined(genealogy, order(link), row)
-    )
+    slip = lambda genealogy, link, row: joined(genealogy, order(link), row)
+    patch.setattr(particles, "joined_genealogy", slip)
 
 
 def redrawn_beside_itself(patch):
     """A row is not taken out of its group before its group is drawn anew."""
     place = particles.place
 
-    def slip(rules, groups, table, chosen, x, update, change):
-        return groups if change < 0 else place(rules, groups, table, chosen, x, update, change)
+    def slip(rules, groups, table, chosen, x, change):
+        return groups if change < 0 else place(rules, groups, table, chosen, x, change)
 
     patch.setattr(particles, "place", slip)
 

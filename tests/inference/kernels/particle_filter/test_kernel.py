@@ -11,7 +11,6 @@ import pytest
 
 from inference import ParticleFilter
 from inference.distributions import CRP
-from inference.kernels.particle_filter import ancestry as _ancestry
 from inference.kernels.particle_filter import kernel as particle_filter
 from inference.kernels.particle_filter import particles
 from inference.kernels.particle_filter.particles import filter_row
@@ -298,17 +297,10 @@ def unknown_rows_do_not_count(patch):
     """A fully missing row leaves the sizes of the groups as they were."""
     place = particles.place
 
-    def slip(rules, groups, table, chosen, x, update, change):
+    def slip(rules, groups, table, chosen, x, change):
         is_known = ~jnp.isnan(x["x"]).all()
-        return place(
-            rules,
-            groups,
-            table,
-            chosen,
-            x,
-            update,
-            jnp.where(is_known, change, 0).astype(jnp.int32),
-        )
+        change = jnp.where(is_known, change, 0).astype(jnp.int32)
+        return place(rules, groups, table, chosen, x, change)
 
     patch.setattr(particles, "place", slip)
 
@@ -325,10 +317,10 @@ def first_increment_left_out(patch):
 
 def no_ancestors(patch):
     """Particles are told by their last row's neighbours."""
-    record = _ancestry.record
+    record = particle_filter.record
     own = lambda parent: jnp.broadcast_to(jnp.arange(ALL, dtype=parent.dtype), parent.shape)
     patch.setattr(
-        _ancestry,
+        particle_filter,
         "record",
         lambda genealogy, row, parent, code: record(genealogy, row, own(parent), code),
     )

@@ -240,7 +240,7 @@ def test_what_is_drawn_has_its_own_density(monkeypatch):
         *[search.labelled(jax.random.key(number), one) for number in range(2)],
     )
     start, rows = search.start, {"x": jnp.asarray(TWO)}
-    z = reading.nesting.draws(jax.random.key(1), 2000, start.drawing, (both, search.nothing))
+    z = start.draws(np.random.default_rng(1), 2000, (both, search.nothing))
     densities = start.nested_densities(StageArrays(both, rows), search.nothing)
     log_prior, rest = jax.jit(jax.vmap(densities))(z)
     ratio = np.exp(stats.norm.logpdf(z, 0, 0.7).sum(1) - np.asarray(log_prior))

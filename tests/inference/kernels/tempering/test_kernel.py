@@ -203,10 +203,9 @@ def weighs_all(self, state, exponent):
 
 
 def log_evidence_is_right(tree):
-    """Within the error that the spread of replicates shows."""
-    return (
-        abs(tree.attrs["log_evidence"] - line_evidence(X, Y)) < 3.5 * tree.attrs["log_evidence_se"]
-    )
+    """Within the error that the spread of replicates shows, which is small."""
+    error = tree.attrs["log_evidence_se"]
+    return error < 1 and abs(tree.attrs["log_evidence"] - line_evidence(X, Y)) < 3.5 * error
 
 
 def moments_are_right(tree):
@@ -227,7 +226,7 @@ def test_stages_add_up_to_all_rows_at_once_in_whatever_order(bug, monkeypatch):
     """Evidence and posterior are the exact ones."""
     for name, function in bug.items():
         monkeypatch.setattr(DataTempering, name, function)
-    tree = driver_of(num_chains=8, num_particles=100).run(0, X, Y)
+    tree = driver_of(num_chains=8, num_particles=100).run(1, X, Y)
     assert set(tree.attrs["num_stages_of_replicates"]) == {3}
     assert (log_evidence_is_right(tree) and moments_are_right(tree)) == (not bug)
     if bug:
@@ -333,16 +332,9 @@ def over(state):
     return state._replace(exponent=jnp.ones(()))
 
 
-def test_before_the_last_stage_has_finished_no_error_is_claimed():
-    for num_stages in (1, 3):
-        kernel = DataTempering(line, num_stages=num_stages, num_particles=20)
-        state, reading, data = begun(kernel, X, Y)
-        claimed = [
-            kernel.results(each, reading, data).attrs["log_evidence_se"]
-            for each in (state, over(state))
-        ]
-        assert np.isnan(claimed[0])
-        assert np.isnan(claimed[1]) == (num_stages == 3)
+def test_replicates_whose_stages_end_at_different_steps_are_refused():
+    kernel = DataTempering(line, num_stages=3, num_particles=20)
+    state, reading, data = begun(kernel, X, Y)
     with pytest.raises(ValueError, match="stages of replicates end at different steps"):
         kernel.on_host([over(state), state], reading, data)
     ended = over(state)._replace(num_left=jnp.zeros((), jnp.int32))
