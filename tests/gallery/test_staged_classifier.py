@@ -196,10 +196,10 @@ def test_a_part_is_a_stage():
 def test_a_later_part_may_have_more_clusters():
     """That order learns from the rows of the last call as well, which are still there."""
     x, y = clusters(160)
-    classifier = quick(None, max_order=1).partial_fit(x[:10], y[:10], classes=["inner", "outer"])
+    classifier = quick(None, max_order=1).partial_fit(x[:40], y[:40], classes=["inner", "outer"])
     classifier.max_order = 2
     with pytest.warns(ConvergenceWarning, match="2 clusters are the most probable"):
-        classifier.partial_fit(x[10:], y[10:])
+        classifier.partial_fit(x[40:], y[40:])
     assert classifier.orders_.tolist() == [1, 2]
     assert classifier.order_posterior_[1] > 0.99
     assert classifier.posterior_["order_2"]["observed_data"].sizes["row"] == 160
