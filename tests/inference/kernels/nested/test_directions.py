@@ -120,7 +120,7 @@ def test_walks_that_are_too_short_grow_or_are_reported(memory):
     )
     page = report(driver.run(0))
     assert page["walks"].ok is (memory < 1)
-    assert memory < 1 or "More steps a point" in page["walks"].reason
+    assert memory < 1 or "more steps for each point" in page["walks"].reason
 
 
 def test_walks_grow_by_what_they_keep():
