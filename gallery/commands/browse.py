@@ -8,13 +8,13 @@ from types import UnionType
 from typing import Any, get_args
 
 import zoo
+from gallery.commands.kernels import kernel_options
 from gallery.commands.model_file import errors_of, is_file
 from gallery.commands.models import (
     DRIVER_OPTIONS,
     driver_defaults,
     find_model,
     kernel_name,
-    kernel_options,
     parse,
 )
 from gallery.commands.request import Request, check_writable

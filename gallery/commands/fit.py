@@ -28,8 +28,8 @@ from gallery.commands.inputs import (
     start_entries,
     takes_entries,
 )
+from gallery.commands.kernels import command_of, in_precision, make_kernel
 from gallery.commands.model_file import errors_of, is_file
-from gallery.commands.models import in_precision, make_kernel
 from gallery.commands.predict import saved_columns
 from gallery.commands.reports import trust_text
 from gallery.commands.request import (
@@ -43,8 +43,6 @@ from gallery.commands.request import (
     save_request,
 )
 from gallery.commands.runs import (
-    BY_STATE,
-    LEARNING_ON,
     annotate,
     main_variables,
     num_draws,
@@ -59,8 +57,6 @@ from gallery.tables import read_csv
 
 __all__ = ["check", "fit", "resume", "update"]
 
-# these kernels integrate sites out, so their draws have no pointwise densities
-MARGINAL = ("AugmentReduce", "ParticleFilter", "CollapsedGibbs", "CoordinateAscent")
 EXIT = {"SIGINT": 130, "SIGTERM": 143}
 
 
@@ -94,8 +90,9 @@ def update(args: Any) -> int:
     check_distinct({"the table": args.table, "-o": str(output)})
     check_writable(output, "-o", force=args.force or args.output is None)
     tree = open_run(args.run)
-    of = "a model file" if is_file(str(tree.attrs.get("model"))) else tree.attrs.get("kernel")
-    if of not in LEARNING_ON or "states" not in tree.children:
+    kernel, is_own = str(tree.attrs.get("kernel")), is_file(str(tree.attrs.get("model")))
+    if is_own or not command_of(kernel).learns_on or "states" not in tree.children:
+        of = "a model file" if is_own else kernel
         raise ValueError(
             f"{args.run}: a run of {of} cannot learn more rows from its file; fit again, to a "
             "table of all rows"
@@ -233,7 +230,7 @@ def _drawn(driver: Any, inputs: Inputs) -> xr.DataTree:
 def _completed(tree: xr.DataTree, inputs: Inputs, driver: Any) -> xr.DataTree:
     """The tree with all that predictions and later commands need."""
     tree = annotate(tree, inputs)
-    return with_states(tree, driver) if inputs.kernel in BY_STATE else tree
+    return with_states(tree, driver) if command_of(inputs.kernel).predicts_by_states else tree
 
 
 def _print_score(inputs: Inputs, seconds: float, cluster: str | None) -> int:
@@ -282,7 +279,7 @@ def _groups(inputs: Inputs) -> tuple[str, ...]:
     ]
     settings = inputs.options.driver
     size = max(lengths, default=0) * settings["num_samples"] * settings["num_chains"]
-    if inputs.kernel in MARGINAL or size > 10**8:
+    if command_of(inputs.kernel).is_marginal or size > 10**8:
         return ()
     return ("log_likelihood", "log_prior", "posterior_predictive")
 

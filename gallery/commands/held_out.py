@@ -13,7 +13,7 @@ import xarray as xr
 
 from gallery._dataset import Dataset
 from gallery.commands.inputs import Inputs, has_real_entries, read_inputs
-from gallery.commands.models import defaults_of
+from gallery.commands.kernels import command_of
 from gallery.commands.predict import predictions
 from gallery.commands.predictive import predicted_entries
 from inference import Program
@@ -52,7 +52,7 @@ def share_to_hold_out(asked: float | None, inputs: Inputs, seconds: float) -> tu
     """
     if asked is not None:
         return asked, ""
-    share = defaults_of(inputs.kernel).test
+    share = command_of(inputs.kernel).held_out
     if split(inputs.data, share or 0.2) is None:
         return 0.0, ""
     if not share:

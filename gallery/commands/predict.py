@@ -18,6 +18,7 @@ from gallery._dataset import Dataset
 from gallery._standardise import Standardiser
 from gallery.commands.columns import new_rows
 from gallery.commands.inputs import saved_data
+from gallery.commands.kernels import command_of
 from gallery.commands.model_file import RESPONSE, check_unchanged, errors_of, is_file
 from gallery.commands.models import NONE, find_model, parse
 from gallery.commands.predictive import (
@@ -29,7 +30,7 @@ from gallery.commands.predictive import (
     state_probabilities,
 )
 from gallery.commands.request import check_distinct, check_writable
-from gallery.commands.runs import BY_STATE, open_run, row_dims, waiting
+from gallery.commands.runs import open_run, row_dims, waiting
 from gallery.tables import read_features, read_table
 from inference import Program
 from inference.program.compiling import compiled
@@ -104,7 +105,7 @@ def predictions(
     """
     kernel, is_own = tree.attrs.get("kernel"), is_file(tree.attrs["model"])
     if not is_own or "num_classes" in json.loads(tree.attrs["arguments"]):
-        if kernel in BY_STATE:
+        if command_of(str(kernel)).predicts_by_states:
             return state_probabilities(tree, rows), True
         if kernel == "ConditionalGibbs":
             return mixture_probabilities(tree, rows), True

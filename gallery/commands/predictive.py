@@ -20,7 +20,8 @@ from gallery._links import Gaussian, Ordered
 from gallery._saving import unpacked
 from gallery._standardise import Standardiser
 from gallery.commands.inputs import saved_inputs
-from gallery.commands.models import find_model, in_precision, make_kernel
+from gallery.commands.kernels import in_precision, make_kernel
+from gallery.commands.models import find_model
 from inference import CoordinateAscent, ParticleFilter, Program
 from inference.kernels.conditional_gibbs.kernel import AssignmentDraws
 from inference.program.compiling import compiled
@@ -56,7 +57,7 @@ def draws_of(tree: xr.DataTree, without: Collection[str] = ()) -> dict[str, Arra
 
 
 def state_probabilities(tree: xr.DataTree, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return class probabilities of new rows from the final states of a kernel in `BY_STATE`.
+    """Return class probabilities of new rows from the final states that were saved with a run.
 
     Args:
         tree: a saved run.

@@ -14,12 +14,11 @@ import xarray as xr
 from gallery._links import Gaussian, Ordered
 from gallery._saving import best_state, packed, read_tree
 from gallery.commands.inputs import Inputs, takes_entries
+from gallery.commands.kernels import command_of
 from gallery.commands.model_file import MATRIX, is_file, source_hash
 from gallery.commands.wording import unknown
 
 __all__ = [
-    "BY_STATE",
-    "LEARNING_ON",
     "annotate",
     "main_variables",
     "num_draws",
@@ -31,10 +30,6 @@ __all__ = [
     "waiting",
     "with_states",
 ]
-
-
-BY_STATE = ("CoordinateAscent", "ParticleFilter")  # kernels that know more than their draws
-LEARNING_ON = ("ParticleFilter",)  # of these, kernels that learn more rows from a file
 
 
 def annotate(tree: xr.DataTree, inputs: Inputs) -> xr.DataTree:
@@ -127,9 +122,9 @@ def with_states(tree: xr.DataTree, driver: Any) -> xr.DataTree:
 
     Args:
         tree: the run, with a posterior.
-        driver: the driver that made it, of a kernel in `BY_STATE`.
+        driver: the driver that made it, of a kernel that predicts by its states.
     """
-    learns_on = tree.attrs["kernel"] in LEARNING_ON
+    learns_on = command_of(tree.attrs["kernel"]).learns_on
     states = driver.steps if learns_on else [best_state(driver.states)]
     tree["states"] = xr.DataTree(packed(states))
     return tree

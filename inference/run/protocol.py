@@ -34,6 +34,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from inference.program.compiling import is_traced, model_hash
 from inference.program.program import Program
+from inference.run.command import Command
 
 __all__ = ["Algorithm", "GibbsBlock", "Online", "Reading", "Results", "init_strategy"]
 
@@ -60,6 +61,7 @@ class Algorithm(ABC):
     # whether draws are of the posterior only once the run has finished; before, the tree has them
     # in the group `unfinished`, and no evidence
     draws_at_end: ClassVar[bool] = False
+    command: ClassVar[Command] = Command(driver={"num_warmup": None})
 
     @abstractmethod
     def read(self, program: Program) -> tuple[Any, Any]:
@@ -146,6 +148,7 @@ class GibbsBlock(MCMCKernel):
 
     model: Callable
     sample_field = "values"
+    command: ClassVar[Command] = Command()
     reading: Any = None  # what `init` has read off the model
 
     def __getstate__(self) -> dict[str, Any]:

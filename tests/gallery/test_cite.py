@@ -8,8 +8,8 @@ import xarray as xr
 import inference
 import zoo
 from gallery.cli import main
+from gallery.commands.citations import SOFTWARE, citations
 from gallery.commands.reports import bibtex_entries
-from inference.run.citations import SOFTWARE, citations
 
 KEY = re.compile(r"@\w+\{(\w+),")
 

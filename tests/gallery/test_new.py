@@ -11,7 +11,9 @@ import pytest
 
 import zoo
 from gallery.cli import main
-from gallery.commands.models import find_model, kernel_name, make_kernel
+from gallery.commands.citations import citations
+from gallery.commands.kernels import make_kernel
+from gallery.commands.models import driver_defaults, find_model, kernel_name
 from tests.gallery.command import write
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +82,11 @@ def test_another_package_adds_a_model_and_a_kernel(clone, tmp_path, monkeypatch)
     package, points = tmp_path / "package", tmp_path / "package" / "birds-1.0.dist-info"
     points.mkdir(parents=True)
     (package / "birds.py").write_text((clone / "zoo" / "birds.py").read_text())
-    (package / "flight.py").write_text("from numpyro.infer import SA\nclass Flight(SA): ...\n")
+    (package / "flight.py").write_text(
+        "from numpyro.infer import SA\nfrom inference.run.command import Command\n"
+        'class Flight(SA): command = Command(driver={"num_chains": 1})\n'
+    )
+    (package / "flight.bib").write_text("@article{flight,\n  year = {2020},\n}\n")
     (points / "METADATA").write_text("Metadata-Version: 2.1\nName: birds\nVersion: 1.0\n")
     (points / "entry_points.txt").write_text(
         "[zoo.models]\nbirds = birds\n[zoo.kernels]\nFlight = flight:Flight\n"
@@ -93,6 +99,8 @@ def test_another_package_adds_a_model_and_a_kernel(clone, tmp_path, monkeypatch)
     own = find_model(f"{package / 'birds.py'}:birds")
     assert kernel_name(own, "flight") == "Flight"
     assert type(make_kernel("Flight", entry.model)).__name__ == "Flight"
+    assert driver_defaults("Flight") == driver_defaults("NUTS") | {"num_chains": 1}
+    assert citations("Flight") == ("@article{flight,\n  year = {2020},\n}",)
 
 
 @pytest.mark.slow

@@ -54,6 +54,7 @@ from inference.program.program import Program
 from inference.program.sites import StructureError, check_setting, check_whole
 from inference.reading.proof import gap_of_numbers
 from inference.reading.row_table import ByFrequency, ReducedModel, Strata, read_reduced, with_room
+from inference.run.command import Command
 from inference.run.protocol import Algorithm, Results
 
 __all__ = ["AugmentReduce", "ReduceData", "ReduceReading", "ReduceReport", "ReduceState"]
@@ -176,6 +177,8 @@ class AugmentReduce(Algorithm):
     """
 
     report = "variational"
+    # a point estimate has no summary
+    command = Command({"posterior": True}, {"num_warmup": 5000}, held_out=0.2, is_marginal=True)
 
     def __init__(
         self,

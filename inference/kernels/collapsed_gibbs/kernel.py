@@ -58,6 +58,7 @@ from inference.reading.crp_mixture import (
     labels_of,
     read_partition,
 )
+from inference.run.command import Command
 from inference.run.protocol import GibbsBlock, Reading
 
 __all__ = [
@@ -348,6 +349,7 @@ class CollapsedGibbs(GibbsBlock):
 
     sample_field = "values"
     default_fields = ("values", "num_groups")
+    command = Command(is_marginal=True)
     reading: PartitionReading
 
     @staticmethod

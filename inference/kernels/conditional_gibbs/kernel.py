@@ -48,6 +48,7 @@ from inference.program.program import Program
 from inference.program.sites import StructureError, check_setting
 from inference.reading.conditional import draw_together, identify_all, settings_of
 from inference.reading.crossed import hold, read_crossed
+from inference.run.command import Command
 from inference.run.protocol import GibbsBlock, Reading
 
 __all__ = [
@@ -106,6 +107,12 @@ class ConditionalGibbs(GibbsBlock):
     """
 
     checks_itself = True  # `init` refuses a model without a finite density
+    command = Command(
+        {"num_births": 1.0},
+        {"num_chains": 2, "num_warmup": 200, "num_samples": 300},
+        double_below=500_000,
+        held_out=0.2,
+    )
     reading: ConditionalReading
 
     def __init__(self, model: Callable, *, route: str = "auto", num_births: float | None = None):

@@ -95,6 +95,7 @@ from inference.program.sites import check_setting, check_whole, is_whole
 from inference.reading.factor_mixture import has_factors
 from inference.reading.stick_mixture.read import assignment_and_rows
 from inference.reading.stick_mixture.structure import Assignment, MixtureRows, Prior
+from inference.run.command import Command
 from inference.run.protocol import Algorithm, Results
 
 __all__ = [
@@ -408,6 +409,13 @@ class CoordinateAscent(Algorithm):
     """
 
     report = "variational"
+    command = Command(
+        driver={"num_chains": 1, "num_samples": 200},
+        double_below=np.inf,
+        held_out=0.2,
+        predicts_by_states=True,
+        is_marginal=True,
+    )
 
     def __init__(
         self,

@@ -45,6 +45,7 @@ from inference.program.program import Program
 from inference.program.sites import StructureError, check_whole
 from inference.reading.field import Field, read_field
 from inference.reading.history import HistorySites, like, read_history, shuffled
+from inference.run.command import Command
 from inference.run.protocol import GibbsBlock, Reading
 
 __all__ = ["HistoryReading", "HistoryState", "LatentHistory"]
@@ -88,6 +89,9 @@ class LatentHistory(GibbsBlock):
     """
 
     default_fields = ("values", "moved", "rescaled", "flown", "full")
+    command = Command(
+        driver={"num_chains": 1, "num_warmup": 300, "num_samples": 400}, double_below=jnp.inf
+    )
     reading: HistoryReading
 
     def __init__(

@@ -92,6 +92,7 @@ from inference.reading.density import (
     relabel,
     site_values,
 )
+from inference.run.command import Command
 from inference.run.protocol import Algorithm, Results
 
 __all__ = ["NestedSampler", "Nesting", "Shrinkage", "lengthened", "limit_of"]
@@ -523,6 +524,7 @@ class NestedSampler(Algorithm):
 
     report = "nested"
     draws_at_end = True
+    command = Command({"num_live": 100, "num_sweeps": 2.0}, {"num_warmup": None, "num_chains": 2})
 
     def __init__(
         self,

@@ -73,6 +73,7 @@ from inference.program.interpreting import interpreted
 from inference.program.program import Program
 from inference.program.sites import check_setting, check_whole
 from inference.reading.crp_mixture import Partition, PartitionRows, grid_of, read_partition
+from inference.run.command import Command
 from inference.run.protocol import Algorithm, Results
 
 __all__ = ["FilterData", "FilterReading", "FilterState", "ParticleFilter", "RowReport"]
@@ -224,6 +225,14 @@ class ParticleFilter(Algorithm):
 
     report = "smc"
     draws_at_end = True
+    command = Command(
+        {"num_particles": 200, "shuffle": True},
+        {"num_warmup": None},
+        held_out=0.2,
+        predicts_by_states=True,
+        learns_on=True,
+        is_marginal=True,
+    )
 
     def __init__(
         self,

@@ -92,6 +92,7 @@ from inference.reading.stage_rows import (
     room_for,
     taken,
 )
+from inference.run.command import Command
 from inference.run.protocol import Algorithm, Results
 
 __all__ = [
@@ -190,6 +191,10 @@ class Staged(Algorithm):
 
     report = "nested"
     draws_at_end = True
+    command = Command(
+        {"num_live": 100, "num_sweeps": 2.0, "tolerance": 0.01, "track_modes": True},
+        {"num_warmup": None, "num_chains": 2},
+    )
 
     def __init__(
         self,

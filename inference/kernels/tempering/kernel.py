@@ -60,6 +60,7 @@ from inference.reading.stage_rows import (
     row_terms,
     taken,
 )
+from inference.run.command import Command
 from inference.run.protocol import Algorithm, Results
 
 __all__ = ["DataTempering", "Tempered", "TemperingReading", "TemperingReport"]
@@ -136,6 +137,7 @@ class DataTempering(Algorithm):
 
     report = "smc"
     draws_at_end = True
+    command = Command({"num_particles": 200}, {"num_warmup": None, "num_chains": 2})
 
     def __init__(
         self,

@@ -65,7 +65,7 @@ def average(values, log_weights):
     return mean, np.sqrt(weights**2 @ (values - mean) ** 2)
 
 
-def chain(amplitudes, num_draws=8000, capacity=128, persistence=1.0):
+def chain(amplitudes, num_draws=6000, capacity=64, persistence=1.0):
     """The same by the kernel beside NUTS."""
     known = {
         "amplitude": amplitudes,
