@@ -34,12 +34,12 @@ def report(tree: xr.DataTree) -> Report:
       rows are never judged. With tempering (`exponent`), likelihoods, random walks,
       the evidence error and effective draws are checked in place of resamplings and ancestors.
     - nested (`insertion_rank` over step): finite values, completion, no likelihood NaN (`num_nan`),
-      uniform insertion ranks, random walks long enough (`halfway`), no mode lost
-      (`num_lost_modes`), information, evidence error against the spread of replicates, effective
-      draws. For runs in stages (`summary_loss`), the divergence of each stage's summary, and of the
-      last one from the posterior of all rows (`nats_left`). For runs finished by importance
-      sampling (`nested_log_evidence_se`), effective draws and Pareto k-hat of the importance
-      weights.
+      uniform insertion ranks, random walks long enough (`halfway`), information, evidence error
+      against the spread of replicates, effective draws. Modes that died out (`num_lost_modes`) are
+      told and not judged. For runs in stages (`summary_loss`), the divergence of each stage's
+      summary, and of the last one from the posterior of all rows (`nats_left`). For runs finished
+      by importance sampling (`nested_log_evidence_se`), effective draws and Pareto k-hat of the
+      importance weights.
 
     Other inputs, where the tree has them: `sample_stats` `lp`, `diverging`, `energy`, and those of
     further blocks (`lp_1`); `resampled`, `ancestor` (step, particle: the index of the parent),
