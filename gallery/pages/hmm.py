@@ -96,7 +96,7 @@ ax.legend()
 # *One more state* (``num_states=3``): the evidence, by nested sampling, says whether it is needed.
 # Here it is about the same for two and three states: the third explains no more than it costs.
 nested = Driver(
-    NestedSampler(hmm, num_live=100, num_sweeps=2.0),
+    NestedSampler(hmm, num_live=50, num_sweeps=2.0),
     num_warmup=None,
     num_samples=200,
     num_chains=1,
