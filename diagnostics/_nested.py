@@ -174,9 +174,9 @@ def _modes(tree: xr.DataTree) -> list[Verdict]:
     figures = {"found": each_of(tree, "num_modes"), "lost": int(lost.sum())}
     if lost.any():
         reason = (
-            "A mode that was found had no point in the end. Most such modes are lower than the rest, "
-            "and hold nothing; one that is narrow and high would be missing from the evidence and "
-            "the draws. Not judged: compare with a run of more live points."
+            "A mode that was found had no point in the end. Most such modes are lower than the "
+            "rest, and hold nothing; one that is narrow and high would be missing from the "
+            "evidence and the draws. Not judged: compare with a run of more live points."
         )
         return [Verdict("modes", None, figures, reason)]
     return [Verdict("modes", True, figures, "Every mode that was found kept its points.")]
