@@ -254,7 +254,8 @@ def by_filter(num_replicates=16):
         [np.bincount(n, w, LARGEST)[:LARGEST] for n, w in zip(number, weight, strict=True)]
     )
     program = Program(aclass, **of_rows(NEW))
-    density = np.exp([kernel.log_classes(state, program)[:, 0] for state in driver.states])
+    reading = driver.reading
+    density = np.exp([kernel.log_classes(state, reading, program)[:, 0] for state in driver.states])
     log_z = np.array([float(state.log_prior[0] + state.log_evidence[0]) for state in driver.states])
     share = np.exp(log_z - logsumexp(log_z))
     assert 1 / np.sum(share**2) > num_replicates / 2  # the filter has found the same everywhere
