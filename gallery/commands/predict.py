@@ -191,13 +191,9 @@ def site_probabilities(program: Program, site: str, draws: dict[str, Array]) -> 
         Probabilities [row, value], or None where the support of the site cannot be enumerated.
     """
     keys = random.split(random.key(SEED), len(jax.tree.leaves(draws)[0]))
-    first = {name: values[0] for name, values in draws.items()}
-    found: list[Any] = []
-    jax.eval_shape(
-        lambda values, key: found.append(program.trace(values, key)[site]["fn"]), first, keys[0]
-    )
-    is_count = hasattr(unwrap(found[0]), "total_count")  # a quantity, as that of a Binomial
-    if not found[0].has_enumerate_support or found[0].event_dim or is_count:
+    given = _distribution(program, site, draws)
+    is_count = hasattr(unwrap(given), "total_count")  # a quantity, as that of a Binomial
+    if not given.has_enumerate_support or given.event_dim or is_count:
         return None
 
     def of(values: dict[str, Array], key: Array) -> Array:
@@ -205,6 +201,7 @@ def site_probabilities(program: Program, site: str, draws: dict[str, Array]) -> 
         return jnp.exp(fn.log_prob(fn.enumerate_support(expand=False)))
 
     def total(draws: dict[str, Array], keys: Array) -> Array:
+        first = {name: values[0] for name, values in draws.items()}
         start = jnp.zeros_like(of(first, keys[0]))
         return jax.lax.scan(lambda total, one: (total + of(*one), None), start, (draws, keys))[0]
 
@@ -212,8 +209,27 @@ def site_probabilities(program: Program, site: str, draws: dict[str, Array]) -> 
     return (summed / summed.sum(axis=0)).T
 
 
+def _distribution(program: Program, site: str, draws: dict[str, Array]) -> Any:
+    """The distribution of a site given the first draw; its numbers are not computed."""
+    first = {name: values[0] for name, values in draws.items()}
+    found: list[Any] = []
+    jax.eval_shape(
+        lambda values, key: found.append(program.trace(values, key)[site]["fn"]),
+        first,
+        random.key(SEED),
+    )
+    return found[0]
+
+
 def _moments(program: Program, site: str, draws: dict[str, Array]) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of a value drawn for each draw of the posterior, by row."""
+    given = _distribution(program, site, draws)
+    if not given.batch_shape and unwrap(given).event_dim:
+        raise ValueError(
+            f"predict: {site!r} is one {type(unwrap(given)).__name__} of all rows, so new rows "
+            "depend on those of the fit, and posterior draws do not tell them; take the "
+            "conditional distribution, in Python"
+        )
     of = lambda *each: jax.lax.map(
         lambda one: program.trace(*one)[site]["value"], each, batch_size=64
     )

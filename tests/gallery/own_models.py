@@ -14,6 +14,14 @@ def regression(x, y=None):
         return numpyro.sample("y", dist.Normal(intercept + x @ slopes, 0.5), obs=y)
 
 
+def correlated(x, y=None):
+    """Rows that are alike depend on each other."""
+    noise = numpyro.sample("noise", dist.LogNormal(0.0, 1.0))
+    distance = jnp.sum((x[:, None] - x[None]) ** 2, -1)
+    covariance = jnp.exp(-0.5 * distance) + (0.1 + noise**2) * jnp.eye(len(x))
+    numpyro.sample("y", dist.MultivariateNormal(jnp.zeros(len(x)), covariance), obs=y)
+
+
 def eight_schools_noncentered(J, sigma, y=None):
     mu = numpyro.sample("mu", dist.Normal(0, 5))
     tau = numpyro.sample("tau", dist.HalfCauchy(5))

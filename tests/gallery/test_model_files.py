@@ -380,6 +380,19 @@ def test_predictions_are_those_of_predictive(done, numpyro_promotion):
     assert abs(mean[0] - mean[1]) > 1  # columns in another order would be seen
 
 
+def test_rows_that_depend_on_those_of_the_fit_are_not_predicted(
+    room, capsys, monkeypatch, numpyro_promotion
+):
+    """Draws of the model at new rows alone would be of the prior."""
+    monkeypatch.chdir(room)
+    few = ("--option", "num_warmup=5", "num_samples=5", "num_chains=1")
+    fit = ["fit", f"{FILE}:correlated", "--data", "lines.csv", *few, "-o", "correlated.nc"]
+    assert command(room, capsys, *fit)[0] == 0
+    code, _, err = command(room, capsys, "predict", "correlated.nc", "new.csv")
+    assert code == 2
+    assert re.fullmatch(r"zoo: predict: 'y' is one MultivariateNormal of all rows[^\n]+\n", err)
+
+
 @pytest.mark.slow
 def test_the_file_may_be_edited_between_fits_but_not_before_a_prediction(
     room, tmp_path, capsys, monkeypatch, numpyro_promotion
