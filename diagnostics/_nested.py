@@ -19,7 +19,15 @@ __all__ = [
     "walks",
 ]
 
-DECISIVE = ("draws", "log-evidence", "insertion ranks", "effective draws", "ended", "importance")
+DECISIVE = (
+    "draws",
+    "log-evidence",
+    "insertion ranks",
+    "modes",
+    "effective draws",
+    "ended",
+    "importance",
+)
 ALPHA = 0.01  # p-values below it fail
 LEAST_DRAWS = 100
 MOST_CORRELATION = 0.35  # of a new point with the start of its random walk, in the worst replicate
@@ -168,7 +176,7 @@ def walks(tree: xr.DataTree) -> Verdict:
 
 
 def _modes(tree: xr.DataTree) -> list[Verdict]:
-    """Whether a mode died out; not judged, because most that do were lower than the rest."""
+    """Whether a mode died out; undecided then, because most that do were lower than the rest."""
     if not len(lost := each_of(tree, "num_lost_modes")):
         return []
     figures = {"found": each_of(tree, "num_modes"), "lost": int(lost.sum())}
@@ -176,7 +184,7 @@ def _modes(tree: xr.DataTree) -> list[Verdict]:
         reason = (
             "A mode that was found had no point in the end. Most such modes are lower than the "
             "rest, and hold nothing; one that is narrow and high would be missing from the "
-            "evidence and the draws. Not judged: compare with a run of more live points."
+            "evidence and the draws. Compare with a run of more live points."
         )
         return [Verdict("modes", None, figures, reason)]
     return [Verdict("modes", True, figures, "Every mode that was found kept its points.")]

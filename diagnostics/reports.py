@@ -35,8 +35,8 @@ def report(tree: xr.DataTree) -> Report:
       the evidence error and effective draws are checked in place of resamplings and ancestors.
     - nested (`insertion_rank` over step): finite values, completion, no likelihood NaN (`num_nan`),
       uniform insertion ranks, random walks long enough (`halfway`), information, evidence error
-      against the spread of replicates, effective draws. Modes that died out (`num_lost_modes`) are
-      told and not judged. For runs in stages (`summary_loss`), the divergence of each stage's
+      against the spread of replicates, effective draws. Undecided where a mode died out
+      (`num_lost_modes`). For runs in stages (`summary_loss`), the divergence of each stage's
       summary, and of the last one from the posterior of all rows (`nats_left`). For runs finished
       by importance sampling (`nested_log_evidence_se`), effective draws and Pareto k-hat of the
       importance weights.
