@@ -132,7 +132,7 @@ def test_a_count_without_its_orders_moves_it(monkeypatch):
 
 
 def ranked(
-    num_replicates=300, num_warmup=50, num_draws=15, thinning=10, persistence=1.0, told=None
+    num_replicates=300, num_warmup=60, num_draws=15, thinning=20, persistence=1.0, told=None
 ):
     """Ranks of what made the data among draws of a chain given them.
 
