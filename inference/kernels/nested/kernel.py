@@ -52,7 +52,6 @@ from inference.kernels.nested.state import (
     initial_state,
     insertion_rank,
     lowest,
-    nearest,
     parents_of,
     particles,
     remaining,
@@ -333,29 +332,23 @@ class Nesting:
             )
         if not self.sampler.track_modes:
             return state
-        live, lost, most = state.live, state.lost, len(state.volumes.log_volume)
-        limit = state.dead.log_likelihood[state.num_dead - 1][None]
-        apart = partial(_are_apart, densities)
+        live, most = state.live, len(state.volumes.log_volume)
         found = search_modes(
             live,
             state.mode,
             covariance_roots(live.z, state.mode, most),
             state.num_modes,
             self._least,
-            partial(apart, limit),
+            state.dead.log_likelihood[state.num_dead - 1],
+            state.lost,
+            partial(_are_apart, densities),
         )
-        whole = covariance_roots(live.z, jnp.zeros_like(state.mode), 1)[
-            jnp.zeros_like(lost.is_lost, int)
-        ]
-        everywhere = jnp.ones((len(lost.z), len(live.z)), bool)
-        ends = nearest(live.z, whole, lost.z, everywhere)
-        is_lost, spent = apart(lost.log_likelihood, lost.z, ends, lost.is_lost)
         own = jnp.arange(self.sampler.num_live, dtype=jnp.int32)[None]
         return state._replace(
             mode=found.mode,
             num_modes=found.num_modes,
-            lost=lost._replace(is_lost=is_lost, num_others=lost.num_others + found.num_refused),
-            num_evaluations=state.num_evaluations + found.num_evaluations + spent,
+            lost=found.lost,
+            num_evaluations=state.num_evaluations + found.num_evaluations,
             volumes=share_volumes(
                 rng_key, state.volumes, state.mode, found.mode, state.ancestor[-1]
             ),
@@ -436,7 +429,7 @@ class Nesting:
 
 def _are_apart(
     densities: Callable,
-    limit: Float[Array, "#trial"],
+    limit: Float[Array, " trial"],
     here: Float[Array, "trial size"],
     there: Float[Array, "trial end size"],
     is_open: Bool[Array, " trial"],

@@ -46,6 +46,7 @@ size x 8, and two sorts; of a search for modes: live points^2 x (size + neighbou
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -80,7 +81,7 @@ __all__ = [
     "initial_state",
     "insertion_rank",
     "lowest",
-    "nearest",
+    "nothing_lost",
     "parents_of",
     "particles",
     "principal_coordinate",
@@ -134,6 +135,12 @@ class Lost(NamedTuple):
     num_others: Array
 
 
+def nothing_lost(size: int, dtype: Any) -> Lost:
+    """Room for eight lost modes."""
+    zeros = partial(np.zeros, dtype=dtype)
+    return Lost(zeros((8, size)), zeros(8), np.zeros(8, bool), np.zeros((), np.int32))
+
+
 class Nest(NamedTuple):
     """The state of a run."""
 
@@ -181,7 +188,7 @@ def initial_state(
         num_dead=zero,
         num_steps=zero,
         num_evaluations=zero + np.int32(num_live),
-        lost=Lost(np.zeros((8, size), dtype), np.zeros(8, dtype), np.zeros(8, bool), zero),
+        lost=nothing_lost(size, dtype),
         longer=np.zeros((), dtype),
         offers=offers,
         reference=reference,
@@ -469,7 +476,7 @@ class Sought(NamedTuple):
 
     mode: Int[Array, " point"]
     num_modes: Array
-    num_refused: Array  # modes that were proved and for which there was no place
+    lost: Lost
     num_evaluations: Array
 
 
@@ -479,6 +486,8 @@ def search_modes(
     roots: Float[Array, "mode size size"],
     num_modes: Array,
     least: int,
+    limit: Float[Array, ""],
+    lost: Lost,
     are_apart: Callable,
 ) -> Sought:
     """The modes after each was split into its connected components.
@@ -486,7 +495,8 @@ def search_modes(
     The largest component of a mode keeps its number. Another one becomes a mode if it has many
     points, or is proved to be separate from all others. Of the small ones those are tried that lie
     farthest from the rest of their mode, some at a time. Points of the other small components join
-    the component of the nearest other point.
+    the component of the nearest other point. A lost mode to which a way leads is lost no more; all
+    ways are tried in one loop, because it compiles for long.
 
     Args:
         live: the live points.
@@ -494,9 +504,11 @@ def search_modes(
         roots: Cholesky factors of the covariance of each mode; as many as modes may become.
         num_modes: modes so far.
         least: points of a component that needs no proof.
-        are_apart: a function of vectors [trial, size], of others [trial, end, size], and whether
-            there is something to try [trial]. It returns whether the likelihood falls below the
-            limit on the way to each end, and the evaluations.
+        limit: the likelihood of the last dead point.
+        lost: lost modes.
+        are_apart: a function of limits [trial], of vectors [trial, size], of others [trial, end,
+            size], and whether there is something to try [trial]. It returns whether the likelihood
+            falls below the limit on the way to each end, and the evaluations.
     """
     num_points, most = len(live.z), len(roots)
     points = jnp.arange(num_points, dtype=jnp.int32)
@@ -520,8 +532,13 @@ def search_modes(
     _, tried = jax.lax.top_k(jnp.where(is_small, least_gap, -jnp.inf), min(TRIALS, num_points))
     here = closest[tried]
     there = nearest(live.z, roots[mode[here]], live.z[here], outside[here])
-    apart, num_evaluations = are_apart(live.z[here], there, is_small[tried])
-    is_proved = jnp.zeros(num_points, bool).at[tried].set(apart)
+    whole = covariance_roots(live.z, jnp.zeros_like(mode), 1)[jnp.zeros_like(lost.is_lost, int)]
+    everywhere = jnp.ones((len(lost.z), num_points), bool)
+    of_lost = lost.log_likelihood, lost.z, nearest(live.z, whole, lost.z, everywhere), lost.is_lost
+    of_small = jnp.broadcast_to(limit, here.shape), live.z[here], there, is_small[tried]
+    both = map(jnp.concatenate, zip(of_small, of_lost, strict=True))
+    apart, num_evaluations = are_apart(*both)
+    is_proved = jnp.zeros(num_points, bool).at[tried].set(apart[: len(here)])
     is_new = is_first & ~is_largest & (is_large | is_proved)
     number = num_modes - 1 + jnp.cumsum(is_new, dtype=jnp.int32)
     is_refused, is_new = is_new & (number >= most), is_new & (number < most)
@@ -530,7 +547,8 @@ def search_modes(
     component = jnp.where(is_kept, component, component[joined])
     new_mode = jnp.where(is_new, number, mode)[component].astype(mode.dtype)
     count = lambda flags: jnp.sum(flags, dtype=num_modes.dtype)
-    lost = count(is_refused & is_proved)
+    num_others = lost.num_others + count(is_refused & is_proved)
+    lost = lost._replace(is_lost=apart[len(here) :], num_others=num_others)
     return Sought(new_mode, num_modes + count(is_new), lost, num_evaluations)
 
 
