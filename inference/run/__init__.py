@@ -7,6 +7,7 @@ session       a run under way: chunks, saves, stops, signals, the bar
 result        the identity of a run, for its checkpoint, and the tree that it returns
 store         records in memory, or in a checkpoint folder
 stopping      rules that end a run early
-citations     what to cite for a run
+command       what a kernel says of itself to a command line
+cluster       runs as tasks of a Dask cluster
 svi           NumPyro's SVI as an algorithm
 """
