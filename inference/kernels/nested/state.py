@@ -531,10 +531,10 @@ def search_modes(
     is_small = is_first & ~is_large & ~is_largest & is_far
     _, tried = jax.lax.top_k(jnp.where(is_small, least_gap, -jnp.inf), min(TRIALS, num_points))
     here = closest[tried]
-    there = nearest(live.z, roots[mode[here]], live.z[here], outside[here])
+    there = _nearest(live.z, roots[mode[here]], live.z[here], outside[here])
     whole = covariance_roots(live.z, jnp.zeros_like(mode), 1)[jnp.zeros_like(lost.is_lost, int)]
     everywhere = jnp.ones((len(lost.z), num_points), bool)
-    of_lost = lost.log_likelihood, lost.z, nearest(live.z, whole, lost.z, everywhere), lost.is_lost
+    of_lost = lost.log_likelihood, lost.z, _nearest(live.z, whole, lost.z, everywhere), lost.is_lost
     of_small = jnp.broadcast_to(limit, here.shape), live.z[here], there, is_small[tried]
     both = map(jnp.concatenate, zip(of_small, of_lost, strict=True))
     apart, num_evaluations = are_apart(*both)
@@ -552,7 +552,7 @@ def search_modes(
     return Sought(new_mode, num_modes + count(is_new), lost, num_evaluations)
 
 
-def nearest(
+def _nearest(
     z: Float[Array, "point size"],
     root: Float[Array, "trial size size"],
     here: Float[Array, "trial size"],
