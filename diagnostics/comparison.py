@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Float
 
 from diagnostics._comparison_rows import ROW, difference_of_data, held_out_rows, joined
 from diagnostics._psis import densities, good_k, lacking, num_high, psis
@@ -273,7 +274,9 @@ def _error_of_sum(values: np.ndarray) -> float:
     )
 
 
-def _test_faults(values: np.ndarray, score: np.ndarray) -> list[str]:
+def _test_faults(
+    values: Float[np.ndarray, "chain draw row"], score: Float[np.ndarray, " row"]
+) -> list[str]:
     impossible = int(np.sum(np.isneginf(score)))
     found = [f"{impossible} held-out rows have probability 0 in every draw"] if impossible else []
     if values.shape[:2] == (1, 1):  # the draws were averaged before

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Float, Int
 
 __all__ = [
     "CredibleBall",
@@ -254,10 +255,10 @@ class _Search:
 
     def __init__(
         self,
-        draws: np.ndarray,
-        weights: np.ndarray,
+        draws: Int[np.ndarray, "draw row"],
+        weights: Float[np.ndarray, " draw"],
         loss: str,
-        start: np.ndarray,
+        start: Int[np.ndarray, " row"],
         rng: np.random.Generator,
     ):
         self.draws, self.weights, self.rng = draws, weights, rng
@@ -381,13 +382,17 @@ def _size_function(loss: str, n: int) -> Callable[[np.ndarray], np.ndarray]:
     return lambda x: table[x]
 
 
-def _losses(draws: np.ndarray, one: np.ndarray, loss: str) -> np.ndarray:
+def _losses(
+    draws: Int[np.ndarray, "draw row"], one: Int[np.ndarray, " row"], loss: str
+) -> Float[np.ndarray, " draw"]:
     return _losses_f(draws, one, _size_function(loss, draws.shape[1]))
 
 
 def _losses_f(
-    draws: np.ndarray, one: np.ndarray, f: Callable[[np.ndarray], np.ndarray]
-) -> np.ndarray:
+    draws: Int[np.ndarray, "draw row"],
+    one: Int[np.ndarray, " row"],
+    f: Callable[[np.ndarray], np.ndarray],
+) -> Float[np.ndarray, " draw"]:
     """The loss between each draw and one partition, [draw], computed in blocks of draws."""
     found, groups = [], one.max() + 1
     block = max(1, MOST_COUNTS // max(groups * (draws.max() + 1), draws.shape[1]))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Float, Int
 
 from diagnostics._verdict import attribute, group_of
 
@@ -420,7 +421,12 @@ def _entropy(probabilities: np.ndarray) -> np.ndarray:
     return entr(probabilities).sum(1)
 
 
-def _draw_borders(ax: Any, across: np.ndarray, up: np.ndarray, probabilities: np.ndarray) -> None:
+def _draw_borders(
+    ax: Any,
+    across: Float[np.ndarray, " across"],
+    up: Float[np.ndarray, " up"],
+    probabilities: Float[np.ndarray, "up across class"],
+) -> None:
     for k in range(probabilities.shape[-1] if probabilities.shape[-1] > 1 else 0):
         lead = probabilities[..., k] - np.delete(probabilities, k, axis=-1).max(-1)
         if lead.min() < 0 < lead.max():
@@ -455,7 +461,11 @@ def _names(labels: Any) -> list[str]:
 
 
 def _draw_points(
-    ax: Any, data: np.ndarray, columns: np.ndarray | None, colors: np.ndarray, class_names: Any
+    ax: Any,
+    data: Float[np.ndarray, "row 2"],
+    columns: Int[np.ndarray, " row"] | None,
+    colors: Float[np.ndarray, "class 3"],
+    class_names: Any,
 ) -> None:
     of = np.full(len(data), -1) if columns is None else columns
     for k in np.unique(of):

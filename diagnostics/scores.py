@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Bool, Float, Int
 
 __all__ = [
     "accuracy",
@@ -194,7 +195,9 @@ def _checked(y: Any, probabilities: Any) -> tuple[np.ndarray, np.ndarray]:
     return classes, np.clip(p, 0.0, 1.0)
 
 
-def _event(classes: np.ndarray, p: np.ndarray, of: int | None) -> tuple[np.ndarray, np.ndarray]:
+def _event(
+    classes: Int[np.ndarray, " row"], p: Float[np.ndarray, "row class"], of: int | None
+) -> tuple[Bool[np.ndarray, " row"], Float[np.ndarray, " row"]]:
     if of is None:
         return p.argmax(1) == classes, p.max(1)
     if not 0 <= of < p.shape[1]:

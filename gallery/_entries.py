@@ -22,6 +22,7 @@ import narwhals.stable.v2 as nw
 import numpy as np
 import pandas as pd
 import scipy.sparse
+from jaxtyping import Int, Shaped
 
 __all__ = ["Entries", "Keyed", "Keys", "read_entries", "read_keyed", "read_keys", "read_places"]
 
@@ -112,7 +113,9 @@ class Keys(NamedTuple):
         """Return rows, columns and values as `read_entries` takes them."""
         return (*self.places(entries.row, entries.column), *entries.values)
 
-    def places(self, row: np.ndarray, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def places(
+        self, row: Shaped[np.ndarray, " entry"], column: Shaped[np.ndarray, " entry"]
+    ) -> tuple[Int[np.ndarray, " entry"], Int[np.ndarray, " entry"]]:
         """Return the places of keys; the last ones for those that are not known."""
         pairs = zip(("row", "column"), (row, column), self, strict=True)
         found = [_places_of(*pair) for pair in pairs]
@@ -206,7 +209,9 @@ def _check_keys(columns: dict[str, np.ndarray], may_be_matrix: bool) -> None:
             raise ValueError(f"X: {name} holds {keys[fraction][0]:g}, which is no key.{hint}")
 
 
-def _places_of(name: str, keys: np.ndarray, known: np.ndarray) -> np.ndarray:
+def _places_of(
+    name: str, keys: Shaped[np.ndarray, " entry"], known: Shaped[np.ndarray, " key"]
+) -> Int[np.ndarray, " entry"]:
     """The places of keys among known ones; their number for others."""
     places = pd.Index(known, tupleize_cols=False).get_indexer(pd.Index(keys, tupleize_cols=False))
     if (new := places < 0).any():

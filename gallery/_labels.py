@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float, Int, Shaped
 from sklearn.utils import assert_all_finite, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
@@ -58,7 +59,9 @@ def codes_among(y: Any, classes: np.ndarray) -> np.ndarray:
     return np.array([codes[label] for label in labels], np.int32)
 
 
-def class_weights(class_weight: Any, classes: np.ndarray, codes: np.ndarray) -> np.ndarray:
+def class_weights(
+    class_weight: Any, classes: Shaped[np.ndarray, " class"], codes: Int[np.ndarray, " row"]
+) -> Float[np.ndarray, " class"]:
     """The factor of each class in predictions, [class].
 
     Args:
@@ -89,7 +92,9 @@ def class_weights(class_weight: Any, classes: np.ndarray, codes: np.ndarray) -> 
     return found
 
 
-def reweighted(log_proba: np.ndarray, weight: np.ndarray) -> np.ndarray:
+def reweighted(
+    log_proba: Float[np.ndarray, "row class"], weight: Float[np.ndarray, " class"]
+) -> Float[np.ndarray, "row class"]:
     """Log probabilities [row, class] of rows among which classes are `weight` times as frequent."""
     if (weight == 1).all():
         return log_proba

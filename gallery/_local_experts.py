@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 import xarray as xr
+from jaxtyping import Float, Int
 from numpyro import distributions as dist
 from sklearn.base import ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
@@ -248,7 +249,12 @@ class LocalExperts(ClassifierMixin, ZooEstimator):
         if not all(len(a) == len(b) and np.array_equal(a, b, equal_nan=True) for a, b in pairs):
             self._signs, self._predict = None, partial(kernel.predict, self._state, reading)
 
-    def _rows(self, x: np.ndarray, labels: np.ndarray, by_row: Mapping[str, Any]) -> MixtureRows:
+    def _rows(
+        self,
+        x: Float[np.ndarray, "row feature"],
+        labels: Int[np.ndarray, " row"],
+        by_row: Mapping[str, Any],
+    ) -> MixtureRows:
         """Rows as the model reads them, where it takes columns as they are."""
         num_rows, nothing = len(x), np.zeros((0, 2), int)
         task = by_row.get("task", np.zeros(num_rows, np.int32))

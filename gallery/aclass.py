@@ -33,6 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jaxtyping import Float, Int
 from numpyro import distributions as dist
 from scipy.stats import norm
 from scipy.stats import t as student_t
@@ -216,7 +217,7 @@ class AClassClassifier(Imputer, ClassifierMixin, ZooEstimator):
             raise
         return self._taken(x)
 
-    def _waiting(self, x: np.ndarray, labels: np.ndarray) -> int:
+    def _waiting(self, x: Float[np.ndarray, "row feature"], labels: Int[np.ndarray, " row"]) -> int:
         """The number of remaining rows of a call that ended early; `x` must begin with them."""
         program = self._driver.program
         assert program is not None
@@ -363,7 +364,9 @@ class AClassClassifier(Imputer, ClassifierMixin, ZooEstimator):
             return self._driver.states
         return [step.state for step in self._loaded]
 
-    def _program(self, x: np.ndarray, labels: np.ndarray) -> Program:
+    def _program(
+        self, x: Float[np.ndarray, "row feature"], labels: Int[np.ndarray, " row"]
+    ) -> Program:
         return Program(aclass, jnp.asarray(x, float), labels, **self._settings)
 
     def __sklearn_is_fitted__(self) -> bool:

@@ -27,6 +27,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from jax import random
+from jaxtyping import Float, Int
 from numpyro.infer.mcmc import MCMCKernel
 from sklearn.base import RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
@@ -650,7 +651,9 @@ class BSVDCompleter(RegressorMixin, ZooEstimator):
         """Places of candidates; an unknown key is refused."""
         return read_places(*self._places(rows, columns), self.shape_)[:2]
 
-    def _cells(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    def _cells(
+        self, rows: Int[np.ndarray, " entry"], columns: Int[np.ndarray, " entry"]
+    ) -> Int[np.ndarray, " entry"]:
         """Numbers of the cells of the matrix, row by row."""
         return rows.astype(np.int64) * self.shape_[1] + columns
 
@@ -670,8 +673,8 @@ class BSVDCompleter(RegressorMixin, ZooEstimator):
     def _over_draws(
         self,
         function: Callable,
-        rows: np.ndarray,
-        columns: np.ndarray,
+        rows: Int[np.ndarray, " entry"],
+        columns: Int[np.ndarray, " entry"],
         which: Any = slice(None),
         rng_key: Any = None,
     ) -> Any:
@@ -763,7 +766,12 @@ def _places(row, column, value, trials) -> dict[str, Any]:
     return {name: jax.device_put(values) for name, values in given if values is not None}
 
 
-def _singular_values(u: np.ndarray, v: np.ndarray, s: np.ndarray, z: np.ndarray) -> np.ndarray:
+def _singular_values(
+    u: Float[np.ndarray, "row component"],
+    v: Float[np.ndarray, "column component"],
+    s: Float[np.ndarray, " component"],
+    z: Int[np.ndarray, " component"],
+) -> Float[np.ndarray, " component"]:
     """Singular values of u diag(s z) v', largest first, without forming the matrix."""
     on = z > 0
     left, right = (np.linalg.qr(factor[:, on], mode="r") for factor in (u, v))

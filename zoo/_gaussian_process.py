@@ -46,7 +46,9 @@ def matern52(
     return (1 + r + r**2 / 3) * jnp.exp(-r)
 
 
-def _squared_distance(first: Array, second: Array) -> Array:
+def _squared_distance(
+    first: Float[Array, "m feature"], second: Float[Array, "n feature"]
+) -> Float[Array, "m n"]:
     apart = jnp.sum(first**2, -1)[:, None] + jnp.sum(second**2, -1)[None, :] - 2 * first @ second.T
     return jnp.maximum(apart, 0.0)
 
@@ -151,7 +153,9 @@ class Functions(NamedTuple):
             self.amplitude, self.lengthscale, jnp.where(is_used[:, None], values, 0.0)
         )
 
-    def _root(self, points: Array, is_used: Array) -> Array:
+    def _root(
+        self, points: Float[Array, "n feature"], is_used: Bool[Array, " n"]
+    ) -> Float[Array, "n n"]:
         """Cholesky factor of the correlations, where unused points are uncorrelated."""
         own = jnp.eye(len(points))
         correlations = jnp.where(

@@ -274,7 +274,9 @@ def propose(rng_key: Array, process: Process, size: int) -> Proposals:
     return Proposals(points, noise, _outcome(process.functions.values(points, noise), gumbel))
 
 
-def _outcome(function: Array, gumbel: Array) -> Array:
+def _outcome(
+    function: Float[Array, "proposal class"], gumbel: Float[Array, "proposal outcome"]
+) -> Int[Array, " proposal"]:
     """The class of an accepted point, or num_classes for a rejection, by the Gumbel-max trick."""
     return jnp.argmax(jnp.pad(function, ((0, 0), (0, 1))) + gumbel, -1)
 

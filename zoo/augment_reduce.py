@@ -31,6 +31,7 @@ import numpyro
 import numpyro.distributions as dist
 from jax import Array, random
 from jax.core import Tracer
+from jaxtyping import Float, Int
 from numpyro import plate
 from numpyro.handlers import seed
 
@@ -187,7 +188,9 @@ def augment_reduce(
     return y
 
 
-def _of_others(x, weights, biases, chosen: Array, other: Array, last: int) -> Array:
+def _of_others(
+    x, weights, biases, chosen: Int[Array, " row"], other: Array, last: int
+) -> Float[Array, "other row"]:
     """Mean utilities of the other classes, [other, row].
 
     `other` holds 0 .. last - 1, [other] for all rows or [other, row]. Where it is the chosen class,

@@ -43,6 +43,7 @@ import numpyro.distributions as dist
 from jax import Array, random
 from jax.core import Tracer
 from jax.scipy.special import log_ndtr
+from jaxtyping import Float, Int
 from numpyro import plate
 from numpyro.handlers import mask, seed
 
@@ -374,7 +375,11 @@ def simulate(
 
 
 def incomplete(
-    keys: Sequence[Array], x: Array, y: Array | None, missing: float, unlabelled: float
+    keys: Sequence[Array],
+    x: Float[Array, "row feature"],
+    y: Int[Array, " row"] | None,
+    missing: float,
+    unlabelled: float,
 ) -> dict[str, Any]:
     """Set shares of the features to NaN and of the labels to -1, at random.
 

@@ -39,6 +39,7 @@ import numpyro.distributions as dist
 from jax import Array, lax, random
 from jax.core import Tracer
 from jax.scipy.special import gammaln
+from jaxtyping import Float, Num
 from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
 
@@ -343,7 +344,12 @@ def _log_prob(sizes: Array, concentration: Array, discount: Array, most: float) 
 
 
 @partial(jnp.vectorize, signature="(g),(),(),()->(g)")
-def _log_seating(sizes: Array, concentration: Array, discount: Array, most: Array) -> Array:
+def _log_seating(
+    sizes: Num[Array, " group"],
+    concentration: Float[Array, ""],
+    discount: Float[Array, ""],
+    most: Float[Array, ""],
+) -> Float[Array, " group"]:
     sizes, group = sizes.astype(concentration.dtype), jnp.arange(len(sizes))
     is_open = sizes > 0
     num_groups = jnp.sum(is_open, dtype=sizes.dtype)

@@ -14,7 +14,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 __all__ = ["cell_points", "cells_of", "decode", "difference", "encode", "num_words", "shifted"]
 
@@ -146,7 +146,9 @@ def shifted(
     return jnp.where((step < 0)[..., None], _added(code, ~size, zero + 1), _added(code, size, zero))
 
 
-def _exchanged(axes: Array, axis: Array, level: Array) -> Array:
+def _exchanged(
+    axes: UInt32[Array, " axis *batch"], axis: Int[Array, ""], level: UInt32[Array, ""]
+) -> UInt32[Array, " axis *batch"]:
     """The axes after one step of Skilling's algorithm.
 
     Where `axis` has its bit at `level` set, the finer bits of axis 0 are inverted; elsewhere the

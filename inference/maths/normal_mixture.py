@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from inference.maths.host import Array, generator
 from inference.maths.resampling import systematic
@@ -235,7 +235,7 @@ def _log_density(degrees: float, mixture: NormalMixture, z: Array) -> Array:
     place = jnp.arange(1, len(mixture.log_weight) + 1)
     count = jnp.max(jnp.where(jnp.isfinite(mixture.log_weight), place, 1))
 
-    def added(place: Array, total: Array) -> Array:
+    def added(place: Int[Array, ""], total: Float[Array, ""]) -> Float[Array, ""]:
         one = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, place, 1), mixture)
         return jnp.logaddexp(total, (one.log_weight + _log_each(one, z, degrees))[0])
 
@@ -322,8 +322,12 @@ def _padded(mixture: NormalMixture, num_places: int, dtype: Any) -> NormalMixtur
 
 
 def _scatter(
-    responsibility: np.ndarray, points: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    responsibility: Float[np.ndarray, "point component"], points: Float[np.ndarray, "point size"]
+) -> tuple[
+    Float[np.ndarray, " component"],
+    Float[np.ndarray, "component size"],
+    Float[np.ndarray, "component size size"],
+]:
     """The sum of the responsibilities, the mean, and the scatter about it, of each component."""
     total = responsibility.sum(0)
     mean = responsibility.T @ points / np.maximum(total, 1)[:, None]
@@ -385,8 +389,11 @@ def pushed_forward(mixture: NormalMixture, to: Callable[[np.ndarray], np.ndarray
 
 
 def _nearest_centre(
-    rng: np.random.Generator, points: np.ndarray, covariance: np.ndarray, count: int
-) -> np.ndarray:
+    rng: np.random.Generator,
+    points: Float[np.ndarray, "point size"],
+    covariance: Float[np.ndarray, "size size"],
+    count: int,
+) -> Float[np.ndarray, "point centre"]:
     """[point, centre]: 1 where a centre is nearest, for centres chosen as in k-means++.
 
     Each of the `count` centres is a point that is drawn in proportion to its squared distance to

@@ -228,7 +228,7 @@ class Families(NamedTuple):
     age: Array  # steps since the families were founded
 
 
-def tempered(log_likelihood: Array, power: Array) -> Array:
+def tempered(log_likelihood: Float[Array, " particle"], power: Array) -> Float[Array, " particle"]:
     """The log of a likelihood to a power; to the power 0 it is 1 even where it is 0."""
     return jnp.where(power > 0, power * log_likelihood, jnp.zeros_like(log_likelihood))
 
@@ -256,7 +256,9 @@ def next_exponent(
     return jnp.where(is_even(one - exponent), one, jnp.minimum(reached, one))
 
 
-def bisected(is_high: Callable, low: Array, high: Array, num_halvings: int) -> tuple[Array, Array]:
+def bisected(
+    is_high: Callable, low: Float[Array, "*batch"], high: Float[Array, "*batch"], num_halvings: int
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
     """The ends of an interval after bisections; `is_high` is true above the root."""
 
     def bisect(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:

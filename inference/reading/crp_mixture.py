@@ -32,6 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array, random
+from jaxtyping import Float, Int
 from numpyro import handlers
 
 from inference.distributions.partitions import ExchangeablePartition
@@ -408,7 +409,7 @@ def _gap_of_seating(message: dict, seating: ExchangeablePartition, rng_key: Arra
     each_drawn = jnp.floor(random.uniform(rng_key, (len(BOUNDS), len(rows))) * bounds)
     places = jnp.stack([np.random.default_rng(bound).permutation(len(rows)) for bound in BOUNDS])
 
-    def missed(drawn: Array, place: Array) -> Array:
+    def missed(drawn: Float[Array, " row"], place: Int[Array, " row"]) -> Float[Array, ""]:
         first = jnp.argmax(same_class & (drawn[:, None] == drawn), axis=1)  # of each row's group
         z = jnp.sum(  # labels in order of appearance
             same_class & (rows == first) & (rows < first[:, None]), axis=1, dtype=labels.dtype

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import random
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
@@ -374,7 +374,9 @@ class Exchangeable:
         """
         terms_of = partial(self._terms, program or self.split.program)
 
-        def gaps(z: Array, order: Array) -> tuple[dict[str, Array], Array]:
+        def gaps(
+            z: Float[Array, " size"], order: Int[Array, " member"]
+        ) -> tuple[dict[str, Array], Bool[Array, ""]]:
             values = self.split.values(z)
             before, after = terms_of(values), terms_of(self.ordered(values, order))
             is_number = ~(jnp.isnan(before) & jnp.isnan(after))
@@ -457,7 +459,7 @@ def _relabelled(exchange: Exchangeable, shape: tuple[int, int]) -> Callable:
 
 @lru_cache(IN_USE)
 def _values(split: Split, exchange: Exchangeable | None) -> Callable:
-    def one(z: Array, order: Array) -> dict[str, Array]:
+    def one(z: Float[Array, " size"], order: Int[Array, " member"]) -> dict[str, Array]:
         values = split.values(z)
         return values if exchange is None else exchange.ordered(values, order)
 

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple, override
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from numpyro.distributions.util import clamp_probs
 from numpyro.util import is_prng_key
 
@@ -196,10 +196,10 @@ def _redrawn(
     rules: Rules,
     prior: Parameters,
     table: GroupTable,
-    label: Array,
-    first: Array,
+    label: Int[Array, ""],
+    first: Int[Array, ""],
     x: dict[str, Array],
-    uniform: Array,
+    uniform: Float[Array, ""],
     is_joint: bool,
 ):
     """A class and a group drawn by (1), and 0, `LOST`, or `FULL` + a full class."""
@@ -222,12 +222,12 @@ def _log_weights(
     rules: Rules,
     prior: Parameters,
     table: GroupTable,
-    label: Array,
-    first: Array,
+    label: Int[Array, ""],
+    first: Int[Array, ""],
     x: dict[str, Array],
     width: int,
     is_joint: bool,
-) -> tuple[Array, Array]:
+) -> tuple[Float[Array, "class group"], Bool[Array, " class"]]:
     """The logarithm of (1) up to a constant, [class, group], and which classes are full, [class].
 
     The classes are those from `first` on. A class is full if it has no room for a new group.
@@ -246,7 +246,9 @@ def _log_weights(
     return log_weight, is_possible & jnp.all(count > 0, axis=1) & (not has_room)
 
 
-def _drawn(log_weight: Array, uniform: Array) -> tuple[Array, Array]:
+def _drawn(
+    log_weight: Float[Array, " index"], uniform: Float[Array, ""]
+) -> tuple[Int[Array, ""], Bool[Array, ""]]:
     """An index drawn in proportion to its weight, and whether no weight is positive.
 
     An index of weight 0 is never drawn, although rounded sums need not increase.
@@ -257,7 +259,7 @@ def _drawn(log_weight: Array, uniform: Array) -> tuple[Array, Array]:
 
 
 def _put(
-    rules: Rules, table: GroupTable, cls: Array, group: Array, x: dict[str, Array]
+    rules: Rules, table: GroupTable, cls: Int[Array, ""], group: Int[Array, ""], x: dict[str, Array]
 ) -> GroupTable:
     before = jax.tree.map(lambda leaf: leaf[cls, group], table.hyper)
     after = rules.each(lambda family, hyper, entry: family.add(hyper, entry), before, x)
@@ -268,8 +270,8 @@ def _without(
     rules: Rules,
     prior: Parameters,
     table: GroupTable,
-    cls: Array,
-    group: Array,
+    cls: Int[Array, ""],
+    group: Int[Array, ""],
     x: dict[str, Array],
 ) -> GroupTable:
     """The table without a row, if the row has a group; an emptied group is the prior again."""
@@ -283,7 +285,12 @@ def _without(
 
 
 def _written(
-    rules: Rules, table: GroupTable, cls: Array, group: Array, hyper: dict[str, Any], change: Any
+    rules: Rules,
+    table: GroupTable,
+    cls: Int[Array, ""],
+    group: Int[Array, ""],
+    hyper: dict[str, Any],
+    change: Any,
 ) -> GroupTable:
     """The table with one group replaced.
 

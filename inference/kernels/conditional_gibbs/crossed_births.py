@@ -310,10 +310,15 @@ def _propose(
     noise: tuple[Float[Array, " column"], Float[Array, " row"], Float[Array, "step item"]],
     old: "_Slot",
     prior: Component,
-    odds: Array,
+    odds: Float[Array, ""],
     sums: tuple[EntrySums, EntrySums],
-    stretch: Array,
-) -> tuple[Array, Array, Array, tuple[Array, Array]]:
+    stretch: Float[Array, ""],
+) -> tuple[
+    Float[Array, ""],
+    Float[Array, " row"],
+    Float[Array, ""],
+    tuple[Float[Array, " column"], Float[Array, " column"]],
+]:
     """The proposal of a birth or a death: amplitude, row factors, log acceptance ratio, their sums.
 
     The mean field is computed without the component, whether that is switched on or not. So a birth

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.lax.linalg import cholesky, triangular_solve
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 __all__ = ["Entries", "PaddedItems", "grams", "pad_items", "rounded_up", "steps", "steps_in_use"]
 
@@ -185,14 +185,14 @@ def _free_steps(noise: Array, prior: tuple[Array, Array]) -> Array:
 
 
 def steps_in_use(
-    noise: Array,
+    noise: Float[Array, "item column"],
     entries: Entries,
-    start: Array,
+    start: Float[Array, "item column"],
     prior: tuple[Array, Array],
-    scale: Array,
+    scale: Float[Array, " column"],
     items: PaddedItems,
-    is_whole: Array | bool,
-) -> tuple[Array, tuple[Array, Array]]:
+    is_whole: Bool[Array, ""] | bool,
+) -> tuple[Float[Array, "item column"], tuple[Array, Array]]:
     """`steps` by the columns whose scale is not 0; the others are drawn from their prior.
 
     The sums are 0 where they have a column that is not in use, unless `is_whole`.
@@ -220,7 +220,13 @@ def steps_in_use(
     return lax.switch(jnp.where(is_whole, len(sizes), place), [*branches, whole])
 
 
-def _step(noise: Array, gram: Array, slope: Array, fall: Array, scale: Array) -> Array:
+def _step(
+    noise: Float[Array, "item column"],
+    gram: Float[Array, "item number number"],
+    slope: Float[Array, "item column"],
+    fall: Float[Array, "item column"],
+    scale: Float[Array, " column"],
+) -> Float[Array, "item column"]:
     """A draw from the Normal of (1).
 
     With L L' = precision, the Cholesky factor of [[precision, linear], [linear', corner]] has

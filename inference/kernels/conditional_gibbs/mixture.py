@@ -345,14 +345,20 @@ def draw_sticks(
     return clamp_probs(jnp.exp(jnp.where(is_used, log_taken, rest))), concentration
 
 
-def _log_beta(rng_key: Array, concentration1: Array, concentration0: Array) -> Array:
+def _log_beta(
+    rng_key: Array,
+    concentration1: Float[Array, "row stick"],
+    concentration0: Float[Array, "row stick"],
+) -> Float[Array, "2 row stick"]:
     """Logarithms of a Beta variable x and of 1 - x, which may round to 0."""
     both = jnp.stack(jnp.broadcast_arrays(concentration1, concentration0))
     drawn = random.loggamma(rng_key, both)
     return drawn - jnp.logaddexp(*drawn)[None]
 
 
-def _orders(rng_key: Array, found: Assignment, count: Array, concentration: Array) -> Array:
+def _orders(
+    rng_key: Array, found: Assignment, count: Float[Array, "task group"], concentration: Array
+) -> Int[Array, "task group"]:
     """The new order of groups [task, group]; without an upper level, one order for all tasks."""
     if found.upper:
         each = lambda key, one: reordered(key, one[None], concentration)
@@ -372,7 +378,9 @@ def _is_exchangeable(found: Assignment) -> bool:
 
 
 def _in_order(sums: SufficientSums, order: Array) -> SufficientSums:
-    def of_task(order: Array, moments: Array, *others: Array) -> tuple[Array, ...]:
+    def of_task(
+        order: Int[Array, " group"], moments: Float[Array, "group entry entry"], *others: Array
+    ) -> tuple[Array, ...]:
         return moments[order], *(part[:, order] for part in others)
 
     return SufficientSums(*jax.vmap(of_task)(order, *sums[:-1]), sums.bound)

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.special import log_ndtr
+from jaxtyping import Float
 
 from inference.kernels.coordinate_ascent.posterior import Shape, message_at, shape_of, statistics_of
 from inference.kernels.coordinate_ascent.rows import (
@@ -100,8 +101,8 @@ def _over_draws(
     shape: Shape,
     draws: Mapping[str, Array],
     buckets: tuple[RowBucket, ...],
-    features: Array,
-    signs: Array,
+    features: Float[Array, "row feature"],
+    signs: Float[Array, "row class"],
 ) -> _Sums:
     zeros = jnp.zeros_like(features)
     empty = _Sums(jnp.full(len(features), -jnp.inf, features.dtype), zeros, zeros)
@@ -178,7 +179,11 @@ def _of_chunk(
     return jax.nn.logsumexp(place.log_rho + log_side, 1), mean, square
 
 
-def _log_side(score: Array, variance: Array, signs: Array) -> Array:
+def _log_side(
+    score: Float[Array, "row group class"],
+    variance: Float[Array, "row group class"],
+    signs: Float[Array, "row class"],
+) -> Float[Array, "row group class"]:
     """Log probabilities that independent soft labels have these signs [row, group, class]."""
     signs = signs[:, None]
     return jnp.where(signs == 0, 0, log_ndtr(signs * score / jnp.sqrt(variance)))

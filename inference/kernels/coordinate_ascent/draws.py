@@ -247,8 +247,14 @@ def draw_common(
 
 
 def _filled(
-    rng_key: Array, message: Message, bucket: RowBucket, score: Array, z: Array, u: Array, t: Array
-) -> tuple[Array, Array, Array]:
+    rng_key: Array,
+    message: Message,
+    bucket: RowBucket,
+    score: Float[Array, "chunk place class group"],
+    z: Int[Array, " row"],
+    u: Float[Array, "row entry"],
+    t: Float[Array, "row class"],
+) -> tuple[Float[Array, "row entry"], Float[Array, "row class"], Float[Array, ""]]:
     # Draws missing entries into u and soft labels into t, for the rows of a bucket.
 
     def one(part: tuple[Array, RowBucket, Array]) -> tuple[Array, Array, Array]:
@@ -273,7 +279,11 @@ def _filled(
     return u, t.at[bucket.row].set(soft, mode="drop"), jnp.sum(log_q)
 
 
-def cut(loc: Array, scale: Array, signs: Array) -> TruncatedNormal:
+def cut(
+    loc: Float[Array, "row class"],
+    scale: Float[Array, "row class"],
+    signs: Float[Array, "row class"],
+) -> TruncatedNormal:
     """Normals truncated to the side of 0 that their sign says; a sign of 0 truncates nothing."""
     low, high = (
         jnp.where(signs * side < 0, 0.0, side * jnp.inf).astype(loc.dtype) for side in (-1, 1)
@@ -353,7 +363,11 @@ def draw_incomplete(
     )
 
 
-def _solved(root: Array, vector: Array, transposed: bool = False) -> Array:
+def _solved(
+    root: Float[Array, "place hole hole"],
+    vector: Float[Array, "place hole"],
+    transposed: bool = False,
+) -> Float[Array, "place hole"]:
     return lax.linalg.triangular_solve(
         root, vector[..., None], left_side=True, lower=True, transpose_a=transposed
     )[..., 0]

@@ -28,6 +28,7 @@ import numpy as np
 from jax import Array, lax, random
 from jax.scipy.special import xlog1py, xlogy
 from jax.scipy.stats import beta, norm
+from jaxtyping import Float
 
 from inference.kernels.coordinate_ascent.draws import (
     Drawn,
@@ -348,8 +349,12 @@ def _draw_linear(found: FactorMixture, prior: LinearPrior, linear: Linear, rng_k
 
 
 def _draw_rows(
-    found: FactorMixture, given: GroupConditional, signs: Array, score: Array, rng_key: Array
-) -> tuple[dict[str, Array], Array, Array]:
+    found: FactorMixture,
+    given: GroupConditional,
+    signs: Float[Array, "row class"],
+    score: Float[Array, "row class group"],
+    rng_key: Array,
+) -> tuple[dict[str, Array], Float[Array, "row class"], Float[Array, ""]]:
     # Groups and factors; soft labels that have a sign [row, class]; and the log density.
     group_key, soft_key, score_key = random.split(rng_key, 3)
     log_rho = jax.nn.log_softmax(given.log_joint, axis=1)

@@ -143,7 +143,9 @@ def _way_down(
     return way, np.array(total[1:]), pairs
 
 
-def _by_size(to: np.ndarray, count: np.ndarray, num_open: int) -> np.ndarray:
+def _by_size(
+    to: Int[np.ndarray, " group"], count: Float[np.ndarray, " group"], num_open: int
+) -> Int[np.ndarray, " group"]:
     # The same merge with the groups that are left first, by size.
     size = np.bincount(to, count, minlength=len(to))
     is_left = np.isin(np.arange(len(to)), to[:num_open])

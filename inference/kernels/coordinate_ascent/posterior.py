@@ -234,7 +234,11 @@ def message_at(found: Assignment, shape: Shape, values: Mapping[str, Array]) -> 
     )
 
 
-def _placed(shape: Shape, mean: Array, covariance: Array) -> tuple[Array, Array]:
+def _placed(
+    shape: Shape,
+    mean: Float[Array, "class group weight"],
+    covariance: Float[Array, "class group weight weight"],
+) -> tuple[Float[Array, "class group entry"], Float[Array, "class group entry entry"]]:
     # The mean and the covariance of weights in the place of the entries that they multiply.
     if shape.sees_all:
         return mean, covariance

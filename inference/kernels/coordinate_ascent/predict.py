@@ -23,7 +23,7 @@ import numpy as np
 from jax import Array
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.scipy.special import gammaln, log_ndtr
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from inference.kernels.coordinate_ascent.posterior import Factors
 from inference.maths.orthants import cubature_points, log_orthant
@@ -90,7 +90,11 @@ def _predicted(
     dtype = log_weight.dtype
 
     def of_row(
-        x: Array, extras: Array, signs: Array, task: Array, columns: tuple[Array, ...]
+        x: Float[Array, " feature"],
+        extras: Float[Array, " extra"],
+        signs: Float[Array, " class"],
+        task: Int[Array, ""],
+        columns: tuple[Array, ...],
     ) -> Prediction:
         log_group = log_weight[task]
         for family, hyper, values in zip(families, factors.columns, columns, strict=True):

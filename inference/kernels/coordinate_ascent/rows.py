@@ -46,7 +46,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from inference.distributions.truncated_normal import one_sided
 from inference.reading.conjugate.quadratic import outer
@@ -129,7 +129,9 @@ def lay_out(
     return tuple(found)
 
 
-def _places(chosen: np.ndarray, kinds: np.ndarray, longest: int) -> np.ndarray:
+def _places(
+    chosen: Int[np.ndarray, " row"], kinds: Int[np.ndarray, " row"], longest: int
+) -> Int[np.ndarray, "chunk place"]:
     # Row numbers [chunk, place], each chunk of one kind.
     size = int(np.bincount(kinds).max())
     # Code for chunks of the longest size takes long to compile: not for fewer than 500 rows.
@@ -334,8 +336,11 @@ def complete_posterior(message: Message, chunk: RowBucket) -> CompletePosterior:
 
 
 def _visit_complete(
-    message: Message, chunk: RowBucket, score: Array, weight: Array
-) -> tuple[SufficientSums, Array]:
+    message: Message,
+    chunk: RowBucket,
+    score: Float[Array, "place class group"],
+    weight: Float[Array, " place"],
+) -> tuple[SufficientSums, Float[Array, "place class group"]]:
     found = complete_posterior(message, chunk)
     total = jax.nn.logsumexp(found.log_joint, axis=0)
     rho = jnp.exp(found.log_joint - total[None]) * weight[None]
@@ -439,7 +444,12 @@ def incomplete_given_soft(
     )
 
 
-def _holes(chunk: RowBucket, matrix: Array, slope: Array, experts: Array | None) -> _Holes:
+def _holes(
+    chunk: RowBucket,
+    matrix: Float[Array, "entry entry group"],
+    slope: Float[Array, "place entry group"],
+    experts: Float[Array, "entry group"] | None,
+) -> _Holes:
     # `BLOCK` rows at a time stay in the cache.
     rows, block = len(chunk.missing), math.gcd(len(chunk.missing), BLOCK)
     split = lambda leaf: leaf.reshape(rows // block, block, *leaf.shape[1:])
@@ -456,11 +466,11 @@ def _holes(chunk: RowBucket, matrix: Array, slope: Array, experts: Array | None)
 
 
 def _holes_of_block(
-    missing: Array,
-    num_missing: Array,
-    slope: Array,
-    matrix: Array,
-    experts: Array | None,
+    missing: Int[Array, "place hole"],
+    num_missing: Int[Array, " place"],
+    slope: Float[Array, "place entry group"],
+    matrix: Float[Array, "entry entry group"],
+    experts: Float[Array, "entry group"] | None,
     is_unrolled: bool,
 ) -> _Holes:
     size, groups, width = *matrix.shape[1:], missing.shape[1]
@@ -552,8 +562,11 @@ def _eliminated(matrix: Array) -> tuple[Array, Array]:
 
 
 def _visit_incomplete(
-    message: Message, chunk: RowBucket, score: Array, weight: Array
-) -> tuple[SufficientSums, Array]:
+    message: Message,
+    chunk: RowBucket,
+    score: Float[Array, "place class group"],
+    weight: Float[Array, " place"],
+) -> tuple[SufficientSums, Float[Array, "place class group"]]:
     masks, num = class_masks(chunk.signs[0]), score.shape[1]
     found = incomplete_posterior(message, chunk, score)
     score = jnp.einsum("pik,cki->pck", found.entries, message.answers[:num])

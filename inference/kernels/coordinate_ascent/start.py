@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from inference.kernels.coordinate_ascent.rows import SufficientSums, as_floats
 from inference.reading.stick_mixture.structure import Assignment, MixtureRows
@@ -47,7 +48,9 @@ STARTS = {
 TOGETHER = "task"  # the start where all rows of a task are in one group
 
 
-def _nearest(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
+def _nearest(
+    points: Float[np.ndarray, "row column"], centres: Float[np.ndarray, "group column"]
+) -> Int[np.ndarray, " row"]:
     return ((centres**2).sum(1) - 2 * points @ centres.T).argmin(1)
 
 
@@ -122,8 +125,11 @@ def start_groups(
 
 
 def _one_group(
-    points: np.ndarray, task: np.ndarray, shape: tuple[int, int, int], rng: np.random.Generator
-) -> np.ndarray:
+    points: Float[np.ndarray, "row column"],
+    task: Int[np.ndarray, " row"],
+    shape: tuple[int, int, int],
+    rng: np.random.Generator,
+) -> Float[np.ndarray, "task own group"]:
     # The share that puts the first group of each task under a shared group of its own; where there
     # are too few, similar tasks under one.
     of_task = np.arange(shape[0])
@@ -135,8 +141,11 @@ def _one_group(
 
 
 def _own_groups(
-    points: np.ndarray, group: np.ndarray, task: np.ndarray, shape: tuple[int, int, int]
-) -> tuple[np.ndarray, np.ndarray]:
+    points: Float[np.ndarray, "row column"],
+    group: Int[np.ndarray, " row"],
+    task: Int[np.ndarray, " row"],
+    shape: tuple[int, int, int],
+) -> tuple[Int[np.ndarray, " row"], Float[np.ndarray, "task own group"]]:
     num_tasks, num_own, num_groups = shape
     share, found = np.full(shape, 1 / num_groups), np.zeros_like(group)
     centres = (

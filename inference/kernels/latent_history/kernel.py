@@ -38,6 +38,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 from jax.nn import logsumexp
+from jaxtyping import Bool, Int
 from numpyro.util import is_prng_key
 
 from inference.kernels.latent_history.surrogate import move_field
@@ -397,5 +398,7 @@ def _partners(count: Array, capacity: int) -> Array:
     return jnp.where((there < capacity) & (here < 2 * count), there, here)
 
 
-def _swapped(order: Array, partner: Array, accepts: Array) -> Array:
+def _swapped(
+    order: Int[Array, " slot"], partner: Int[Array, " slot"], accepts: Bool[Array, " slot"]
+) -> Int[Array, " slot"]:
     return jnp.where(accepts | accepts[partner], order[partner], order)

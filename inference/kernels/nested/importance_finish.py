@@ -246,7 +246,9 @@ def _mapped(densities: Callable, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return jax.device_get(compiled(mapped, z)(z))
 
 
-def _missed(log_share: np.ndarray, log_each: np.ndarray) -> np.floating:
+def _missed(
+    log_share: Float[np.ndarray, " point"], log_each: Float[np.ndarray, " point"]
+) -> np.floating:
     """The share of the posterior where less than one draw is expected, by points of the sampler.
 
     It is that of the points of the largest weights, as many as hold less than one expected draw.

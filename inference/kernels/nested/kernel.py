@@ -292,10 +292,10 @@ class Nesting:
         rng_key: Array,
         state: Nest,
         death: Death,
-        mode: Array,
-        parent: Array,
+        mode: Int[Array, " birth"],
+        parent: Int[Array, " birth"],
         densities: Callable,
-    ) -> tuple[Walk, Array]:
+    ) -> tuple[Walk, Float[Array, ""]]:
         """The births after their walks, and how far walks were halfway."""
         limit = limit_of(state, death, mode)
         own = jnp.argsort(death.order)[parent] - death.first[mode]
@@ -478,8 +478,12 @@ def limit_of(state: Nest, death: Death, mode: Int[Array, " birth"]) -> Limit:
 
 
 def lengthened(
-    longer: Array, halfway: Array, memory: float, pace: float = 0.1, longest: float = 30.0
-) -> Array:
+    longer: Float[Array, ""],
+    halfway: Float[Array, ""],
+    memory: float,
+    pace: float = 0.1,
+    longest: float = 30.0,
+) -> Float[Array, ""]:
     """The log length of walks, adapted to the correlation that they keep with their starts.
 
     With a correlation c left after all steps, the mean square distance after half of the steps is

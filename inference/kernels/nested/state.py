@@ -565,7 +565,9 @@ def _nearest(
     return z[jax.lax.top_k(-jnp.where(outside, square, jnp.inf), min(ENDS, len(z)))[1]]
 
 
-def _square_distances(z: Array, mode: Array, roots: Array) -> Array:
+def _square_distances(
+    z: Float[Array, "point size"], mode: Int[Array, " point"], roots: Float[Array, "mode size size"]
+) -> Float[Array, "point point"]:
     """[point, point], whitened by the mode; infinite between modes and of a point to itself."""
     eye = jnp.broadcast_to(jnp.eye(z.shape[-1], dtype=z.dtype), roots.shape)
     y = jnp.einsum("nij,nj->ni", jax.scipy.linalg.solve_triangular(roots, eye, lower=True)[mode], z)

@@ -40,6 +40,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
+from jaxtyping import Float, Int
 
 from inference.distributions.partitions import ExchangeablePartition
 from inference.kernels.particle_filter.particles import (
@@ -299,10 +300,10 @@ class ParticleFilter(Algorithm):
         self,
         reading: FilterReading,
         points: dict[str, Array],
-        log_prior: Array,
+        log_prior: Float[Array, " grid"],
         data: FilterData,
-        order: Array,
-        first: Array,
+        order: Int[Array, " row"],
+        first: Int[Array, ""],
         rng_key: Array,
         *,
         is_joint: bool,
@@ -652,7 +653,12 @@ def _over_grid(function: Any, rng_key: Array, *leaves: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf[None], found)
 
 
-def _code(reading: FilterReading, groups: Groups, choice: Array, label: Array) -> Array:
+def _code(
+    reading: FilterReading,
+    groups: Groups,
+    choice: Int[Array, "grid particle"],
+    label: Int[Array, ""],
+) -> Int[Array, "grid particle"]:
     num_classes, num_groups = reading.partition.num_classes, groups.slot.shape[-1]
     if groups.slot.shape[1] > 1 or num_classes == 1:
         return (choice * num_classes + label).astype(jnp.int32)

@@ -178,7 +178,9 @@ def block_scores(
     room, dtype = jax.tree.leaves(cache)[0].shape[1], jnp.result_type(*jax.tree.leaves(cache))
     block = min(block, room)
 
-    def score(number: Array, found: Array) -> Array:
+    def score(
+        number: Int[Array, ""], found: Float[Array, "table row"]
+    ) -> Float[Array, "table row"]:
         begin = jnp.minimum(number * block, room - block)
         cut = lambda leaf: lax.dynamic_slice_in_dim(
             lax.dynamic_slice_in_dim(leaf, first, num_tables), begin, block, axis=1
@@ -640,8 +642,8 @@ def filters(cls: np.ndarray, num_filters: int) -> np.ndarray:
 
 
 def drawn_partitions(
-    state: Any, point: np.ndarray, particle: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+    state: Any, point: Int[np.ndarray, " draw"], particle: Int[np.ndarray, "draw filter"]
+) -> tuple[Int[np.ndarray, "draw row"], Int[np.ndarray, "draw row"]]:
     """Returns the class and the group of every row, each [draw, row].
 
     Args:
@@ -686,7 +688,9 @@ def _drawn(rng: np.random.Generator, log_weight: np.ndarray) -> np.ndarray:
     return (reached <= rng.random((len(reached), 1)) * reached[:, -1:]).sum(1)
 
 
-def in_order(cls: np.ndarray, group: np.ndarray) -> np.ndarray:
+def in_order(
+    cls: Int[np.ndarray, "draw row"], group: Int[np.ndarray, "draw row"]
+) -> Int[np.ndarray, "draw row"]:
     """Returns groups in order of appearance within each class, [draw, row].
 
     Rows that are redrawn leave gaps in the numbers, and groups out of order. Rows that were not

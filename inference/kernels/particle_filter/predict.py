@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 from jax.nn import logsumexp
+from jaxtyping import Float, Int
 
 from inference.kernels.particle_filter.particles import (
     BLOCK,
@@ -62,12 +63,18 @@ def log_classes(rules: Rules, state: Any, rows: dict[str, np.ndarray]) -> Any:
 
 @partial(jax.jit, static_argnums=0)
 def _log_classes(
-    rules: Rules, groups: Groups, log_share: Array, rows: dict[str, Array], num_rows: Array
-) -> Array:
+    rules: Rules,
+    groups: Groups,
+    log_share: Float[Array, "point class table_row"],
+    rows: dict[str, Array],
+    num_rows: Int[Array, ""],
+) -> Float[Array, "row class"]:
     """`log_classes` of a chunk; the batches after its last row are not computed."""
     one = lambda x: logsumexp(log_share + _scores(rules, groups, x), axis=(0, 2))
 
-    def score(number: Array, found: Array) -> Array:
+    def score(
+        number: Int[Array, ""], found: Float[Array, "row class"]
+    ) -> Float[Array, "row class"]:
         cut = lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, number * BATCH, BATCH)
         return jax.lax.dynamic_update_slice_in_dim(
             found, jax.vmap(one)(jax.tree.map(cut, rows)), number * BATCH, axis=0
@@ -143,7 +150,9 @@ def new_rows(rules: Rules, state: Any, place: Place, rng_key: Array) -> dict[str
     return rules.each(lambda family, mine, key: family.draw_row(key, mine), hyper, keys)
 
 
-def _of_class(log_weight: Array, label: Array) -> Array:
+def _of_class(
+    log_weight: Float[Array, "point class table_row"], label: Int[Array, ""]
+) -> Float[Array, "point class table_row"]:
     """Log weights [point, class, table row], with -inf for other classes than a known label."""
     is_possible = (label < 0) | (jnp.arange(log_weight.shape[1]) == label)
     return jnp.where(is_possible[None, :, None], log_weight, -jnp.inf)

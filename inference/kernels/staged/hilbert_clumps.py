@@ -178,7 +178,9 @@ class HilbertClumps:
         return self._stacked([move(i, *sizes) for i, sizes in parts])
 
     @partial(jax.jit, static_argnums=(0, 3))
-    def _em(self, codes: Array, count: Array, num_places: int) -> HilbertMixture:
+    def _em(
+        self, codes: UInt32[Array, "point block word"], count: Array, num_places: int
+    ) -> HilbertMixture:
         place, nodes = jnp.arange(num_places), codes[: max(256, num_places)]
         square = hilbert.difference(nodes[:, None], nodes[None]) ** 2
         unit = jnp.maximum(jnp.mean(square, (0, 1)), jnp.finfo(square.dtype).tiny)
@@ -198,7 +200,11 @@ class HilbertClumps:
         return jax.lax.fori_loop(0, 40, improved, start)
 
     def _improved(
-        self, codes: Array, log_responsibility: Array, centre: Array, count: Array
+        self,
+        codes: UInt32[Array, "point block word"],
+        log_responsibility: Float[Array, "point component"],
+        centre: UInt32[Array, "component block word"],
+        count: Array,
     ) -> HilbertMixture:
         """The M step, by log responsibilities [point, component]."""
         responsibility = jnp.exp(log_responsibility)
@@ -285,7 +291,7 @@ def contracted(square: Float[Array, "node node"], count: Array) -> Array:
     return left.at[0].set(jnp.argmax(weight))
 
 
-def _affinities(square: Array, num_near: Array) -> Array:
+def _affinities(square: Float[Array, "node node"], num_near: Array) -> Float[Array, "node node"]:
     """Gaussian affinities, of the scale at which nodes have `num_near` neighbours on average.
 
     A node is a neighbour of itself.

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from scipy.optimize import minimize
 
 from inference.maths.host import Array, generator, in_chunks
@@ -139,7 +139,9 @@ def _values(target: Callable, arrays: Any, z: Array) -> Array:
     return jax.lax.map(lambda z: jnp.stack(densities(z)), z)
 
 
-def _with_scores(target: Callable, arrays: Any, z: Array, count: Array) -> tuple[Array, Array]:
+def _with_scores(
+    target: Callable, arrays: Any, z: Float[Array, "point size"], count: Int[Array, ""]
+) -> tuple[Float[Array, " point"], Float[Array, "point size"]]:
     """For the first `count` vectors."""
     densities = target(arrays)
     both = jax.value_and_grad(lambda z: sum(densities(z)))

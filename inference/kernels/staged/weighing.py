@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from inference.kernels.staged.search import (
     FAR,
@@ -127,7 +127,7 @@ class Evidence(NamedTuple):
         """The evidence of these stages and later ones."""
         return jax.tree.map(np.add, self, later)._replace(lost=self.lost.then(later.lost))
 
-    def error(self, num_rows: Array, of_stage: Array) -> Array:
+    def error(self, num_rows: Int[Array, ""], of_stage: Float[Array, ""]) -> Float[Array, ""]:
         """The error for `num_rows` rows, with that of the stage that is not finished."""
         return np.sqrt(self.variance + self.lost.error(num_rows) ** 2 + of_stage**2)
 

@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import xlogy
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from inference.reading.conjugate.normal import half_log_det
 from inference.reading.conjugate.pairs import gamma_divergence, gamma_means
@@ -179,7 +179,7 @@ def shown_posterior(
     """
     log_odds = jnp.log(prior.share) - jnp.log1p(-prior.share)
 
-    def turn(k: Array, shown: Array) -> Array:
+    def turn(k: Int[Array, ""], shown: Float[Array, "group entry"]) -> Float[Array, "group entry"]:
         with_others = jnp.einsum("hj,hj->h", moments[:, k], shown) - moments[:, k, k] * shown[:, k]
         return shown.at[:, k].set(
             jax.nn.sigmoid(log_odds[:, k] + (products[:, k] - moments[:, k, k] / 2 - with_others))
@@ -207,7 +207,9 @@ def linear_divergence(prior: LinearPrior, linear: Linear) -> Array:
     )
 
 
-def _entries(of_factor: Array, of_centre: Array) -> Array:
+def _entries(
+    of_factor: Float[Array, " factor"], of_centre: Float[Array, " feature"]
+) -> Float[Array, "feature entry"]:
     # [feature, entry] from numbers of each factor and of the centre of each feature.
     factors = jnp.broadcast_to(of_factor, (len(of_centre), len(of_factor)))
     return jnp.concatenate([factors, of_centre[:, None]], 1)

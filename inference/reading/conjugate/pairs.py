@@ -50,6 +50,7 @@ import numpy as np
 from jax import Array, lax
 from jax.scipy.special import betaln, gammaln
 from jax.typing import DTypeLike
+from jaxtyping import Float
 from numpyro.distributions import Distribution
 from numpyro.distributions.util import scale_and_mask
 
@@ -324,7 +325,9 @@ def gamma_divergence(one: Any, other: Any) -> Array:
     return jnp.where(is_known, 0, found)
 
 
-def log_sticks(log_taken: Array, log_left: Array) -> Array:
+def log_sticks(
+    log_taken: Float[Array, "*batch stick"], log_left: Float[Array, "*batch stick"]
+) -> Float[Array, "*batch group"]:
     """Returns log weights of a stick-breaking process, [..., stick + 1], or their means.
 
     Args:

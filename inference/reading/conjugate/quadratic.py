@@ -122,7 +122,12 @@ def gate_expected(hyper: WishartHyper, means: GateMeans) -> Form:
     )
 
 
-def _form(precision: Array, weighted: Array, square: Array, log_det: Array) -> Form:
+def _form(
+    precision: Float[Array, "group feature feature"],
+    weighted: Float[Array, "group feature"],
+    square: Float[Array, " group"],
+    log_det: Float[Array, " group"],
+) -> Form:
     column, corner = -weighted[:, :, None], jnp.zeros_like(square)[:, None, None]
     const = (log_det - square - precision.shape[-1] * math.log(2 * math.pi)) / 2
     return Form(const, jnp.block([[precision, column], [column.mT, corner]]))
@@ -153,7 +158,9 @@ def gate_divergence(
     )
 
 
-def _normaliser(nu: Array, root: Array) -> Array:
+def _normaliser(
+    nu: Float[Array, " group"], root: Float[Array, "group feature feature"]
+) -> Float[Array, "group feature"]:
     # Of a Wishart [group, feature]; what is the same for q and the prior is left out.
     nu = nu[:, None]
     log_gamma = gammaln(apart((nu - jnp.arange(root.shape[-1], dtype=nu.dtype)[None]) / 2))
@@ -202,7 +209,11 @@ def precision_of(common: Common) -> Array:
     return gamma_means(common[2:])[0]
 
 
-def _weights_root(common: Common, moments: Array, products: Array) -> tuple[Array, Array]:
+def _weights_root(
+    common: Common,
+    moments: Float[Array, "class group weight weight"],
+    products: Float[Array, "class group weight"],
+) -> tuple[Float[Array, "class group weight weight"], Float[Array, "class group weight"]]:
     # The Cholesky factor of the precision of q(w), and the precision times the mean.
     precision = precision_of(common)
     root = jnp.linalg.cholesky(

@@ -41,6 +41,7 @@ import numpy as np
 from jax import Array
 from jax.scipy.special import betaln
 from jax.scipy.stats import gamma
+from jaxtyping import Float, Int
 
 from inference.program.program import Program, evenly
 from inference.program.sites import is_real, model_name, require
@@ -512,7 +513,12 @@ def _of_priors(
 
 
 def _of_experts(
-    experts: Experts, rows: MixtureRows, prior: Common, values: Any, u: Array, group: Array
+    experts: Experts,
+    rows: MixtureRows,
+    prior: Common,
+    values: Any,
+    u: Float[Array, "row entry"],
+    group: Int[Array, " row"],
 ) -> dict[str, SizedTerm]:
     soft, label, weights, loc, precision = experts
     w, t = with_class_axis(values[weights], 3), with_class_axis(values[soft], 2)

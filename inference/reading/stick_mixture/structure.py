@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import Float, Int
 from numpyro.distributions import biject_to
 
 from inference.program.compiling import traced_once
@@ -388,7 +389,11 @@ def _coded(found: Assignment, program: Program, values: dict[str, Array]) -> Arr
     return program.trace({**values, found.holes: numbers})[found.features.site]["value"]
 
 
-def _places(found: Assignment, features: np.ndarray, coded: np.ndarray | None) -> np.ndarray:
+def _places(
+    found: Assignment,
+    features: Float[np.ndarray, "row feature"],
+    coded: Float[np.ndarray, "row feature"] | None,
+) -> Int[np.ndarray, "hole 2"]:
     if coded is None:
         return np.zeros((0, 2), int)
     places = np.argwhere(np.isnan(features))
