@@ -6,7 +6,6 @@ from typing import Any
 
 import xarray as xr
 
-from gallery.commands.citations import SOFTWARE, citations
 from gallery.commands.held_out import held_out_text
 from gallery.commands.models import find_model
 from gallery.commands.runs import open_run, select, summary_text
@@ -94,6 +93,8 @@ def cite(args: Any) -> int:
 
 def bibtex_entries(tree: xr.DataTree) -> list[str]:
     """Return the BibTeX entries of a run without repetitions, the model's first."""
+    from gallery.commands.citations import SOFTWARE, citations
+
     own = find_model(str(tree.attrs.get("model"))).card.bibtex
     of_kernel = citations(str(tree.attrs.get("kernel", "")))
     return list(dict.fromkeys([*([own] if own else []), *of_kernel, *SOFTWARE]))
