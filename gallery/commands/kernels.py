@@ -28,8 +28,8 @@ __all__ = [
 
 NUMPYRO = ("NUTS", "SVI")
 _FOLDERS = Path(__file__).parents[2] / "inference" / "kernels"
-_CLASS = re.compile(r"^class (\w+)\((\w+)\)", re.MULTILINE)
-_BASES = ("Algorithm", "GibbsBlock", "MCMCKernel")
+_CLASS = re.compile(r"^class (\w+)\(([^)]*)\)", re.MULTILINE)
+_BASES = {"Algorithm", "GibbsBlock", "MCMCKernel"}
 
 
 def kernel_names() -> tuple[str, ...]:
@@ -83,13 +83,14 @@ def module_file(name: str) -> Path | None:
 def _modules() -> dict[str, str]:
     """The classes of kernels in their folders, and the modules that have them; none is imported.
 
-    A kernel's base is one of the protocols, or its folder has its name.
+    A kernel derives from one of the protocols, or its folder has its name.
     """
     return {
         name: f"inference.kernels.{path.parent.name}.kernel"
         for path in sorted(_FOLDERS.glob("*/kernel.py"))
-        for name, base in _CLASS.findall(path.read_text("utf-8"))
-        if base in _BASES or name.lower() == path.parent.name.replace("_", "")
+        for name, bases in _CLASS.findall(path.read_text("utf-8"))
+        if _BASES & set(re.findall(r"\w+", bases))
+        or name.lower() == path.parent.name.replace("_", "")
     }
 
 
