@@ -229,8 +229,9 @@ def _drawn(driver: Any, inputs: Inputs) -> xr.DataTree:
 
 def _completed(tree: xr.DataTree, inputs: Inputs, driver: Any) -> xr.DataTree:
     """The tree with all that predictions and later commands need."""
-    tree = annotate(tree, inputs)
-    return with_states(tree, driver) if command_of(inputs.kernel).predicts_by_states else tree
+    tree, command = annotate(tree, inputs), command_of(inputs.kernel)
+    is_kept = command.predicts_by_states or command.learns_on
+    return with_states(tree, driver) if is_kept else tree
 
 
 def _print_score(inputs: Inputs, seconds: float, cluster: str | None) -> int:

@@ -10,12 +10,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Float
 
 from gallery._dataset import Dataset
+from gallery._links import Ordered
 from gallery.commands.inputs import Inputs, has_real_entries, read_inputs
 from gallery.commands.kernels import command_of
 from gallery.commands.predict import predictions
-from gallery.commands.predictive import predicted_entries
+from gallery.commands.predictive import (
+    entries_link,
+    log_scores_of_levels,
+    predicted_entries,
+)
 from inference import Program
 
 __all__ = [
@@ -132,8 +138,9 @@ def scored(tree: xr.DataTree, inputs: Inputs, parts: Split) -> xr.Dataset:
     Returns:
         `y`, `predicted` (the most probable class, or the mean of an entry) and `log_score`, the
         log probability of `y`; the latter two with the prefix `baseline_` as well. `log_score` of
-        entries is the normal log density of their predicted mean and deviation; entries that are
-        no real numbers have none. Cost: a prediction for each held-out row.
+        real entries is the normal log density of their predicted mean and deviation; that of levels
+        is their log probability, and the baseline rounds a Normal to levels. Counts have none.
+        Cost: a prediction for each held-out row.
     """
     test = parts.test.arrays
     if "values" in test:
@@ -217,22 +224,55 @@ def _of_classes(y: np.ndarray, probabilities: np.ndarray, prefix: str) -> dict[s
 
 def _scored_entries(tree: xr.DataTree, inputs: Inputs, parts: Split) -> dict[str, np.ndarray]:
     from scipy.stats import norm
+
+    places = parts.test["rows"], parts.test["cols"]
+    y = np.asarray(parts.test["values"], float)
+    mean, std = predicted_entries(tree, *places)
+    additive, error = _additive_effects(parts)
+    found = {"y": y, "predicted": mean, "baseline_predicted": additive}
+    if isinstance(link := entries_link(tree), Ordered):
+        return found | {
+            "log_score": log_scores_of_levels(tree, *places, y),
+            "baseline_log_score": _log_share_of_normal(np.array(link.levels), y, additive, error),
+        }
+    if not has_real_entries(Program(inputs.entry.model, **inputs.arguments)):
+        return found
+    return found | {
+        "log_score": norm.logpdf(y, mean, std),
+        "baseline_log_score": norm.logpdf(y, additive, error),
+    }
+
+
+def _additive_effects(parts: Split) -> tuple[np.ndarray, float]:
+    """The baseline of entries, effects of rows and of columns, and its error across five folds."""
     from sklearn.linear_model import Ridge
+    from sklearn.model_selection import KFold, cross_val_predict
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder
 
     places = lambda data: np.stack([data["rows"], data["cols"]], axis=1)
-    y = np.asarray(parts.test["values"], float)
-    mean, std = predicted_entries(tree, parts.test["rows"], parts.test["cols"])
+    known, values = places(parts.train), np.asarray(parts.train["values"], float)
     additive = make_pipeline(OneHotEncoder(handle_unknown="ignore"), Ridge())
-    additive.fit(places(parts.train), parts.train["values"])
-    found = {
-        "y": y,
-        "predicted": mean,
-        "baseline_predicted": additive.predict(places(parts.test)),
-    }
-    is_real = has_real_entries(Program(inputs.entry.model, **inputs.arguments))
-    return found | ({"log_score": norm.logpdf(y, mean, std)} if is_real else {})
+    folds = KFold(min(5, len(values)), shuffle=True, random_state=0)
+    error = float(np.std(values - cross_val_predict(additive, known, values, cv=folds)))
+    return additive.fit(known, values).predict(places(parts.test)), error
+
+
+def _log_share_of_normal(
+    levels: Float[np.ndarray, " level"],
+    y: Float[np.ndarray, " entry"],
+    mean: Float[np.ndarray, " entry"],
+    std: float,
+) -> Float[np.ndarray, " entry"]:
+    """Log probability that a Normal rounds to the level y; it rounds to the nearest level."""
+    from scipy.stats import norm
+
+    edges = np.concatenate([[-np.inf], (levels[1:] + levels[:-1]) / 2, [np.inf]])
+    place = np.searchsorted(levels, y)
+    low, high = ((edges[place + i] - mean) / std for i in (0, 1))
+    # of the side on which the difference of two probabilities is not rounded to 0
+    low, high = np.where(low > 0, -high, low), np.where(low > 0, -low, high)
+    return np.log(norm.cdf(high) - norm.cdf(low))
 
 
 def _classified(inputs: Inputs, parts: Split, z: np.ndarray) -> tuple[str, np.ndarray]:

@@ -32,6 +32,7 @@ __all__ = [
     "draws_of",
     "entries_link",
     "has_predictive",
+    "log_scores_of_levels",
     "mixture_probabilities",
     "predicted_entries",
     "predictive_probabilities",
@@ -152,11 +153,49 @@ def predicted_entries(
         rows: row of each entry.
         columns: column of each entry.
     """
+    link = entries_link(tree)
+    parts = _of_each_draw(tree, (rows, columns), lambda site: site["value"])
+    decoded = [link.decoded(part) for part in parts]
+    mean, std = (np.concatenate([of(part, axis=0) for part in decoded]) for of in (np.mean, np.std))
+    return mean[: len(rows)], std[: len(rows)]
+
+
+def log_scores_of_levels(
+    tree: xr.DataTree, rows: np.ndarray, columns: np.ndarray, values: np.ndarray
+) -> np.ndarray:
+    """Return the log probability of levels that were observed, averaged over the draws.
+
+    Args:
+        tree: a saved run whose entries are levels.
+        rows: row of each entry.
+        columns: column of each entry.
+        values: the level of each entry.
+    """
+    link = entries_link(tree)
+    assert isinstance(link, Ordered)
+    code = np.searchsorted(link.levels, values)
+    log_probs = _of_each_draw(
+        tree, (rows, columns, code), lambda site, code: site["fn"].log_prob(code)
+    )
+    each = [np.logaddexp.reduce(part, axis=0) - np.log(len(part)) for part in log_probs]
+    return np.concatenate(each)[: len(rows)]
+
+
+def _of_each_draw(
+    tree: xr.DataTree, entries: tuple[np.ndarray, ...], asked: Callable[..., Array]
+) -> list[np.ndarray]:
+    """What is asked of the site of the entries, for each draw: [draw, entry], in chunks.
+
+    Args:
+        tree: a saved run.
+        entries: row and column of each, and further arguments of `asked`.
+        asked: function of the site of the entries, in the trace of a draw.
+    """
     model, given = find_model(tree.attrs["model"]).model, json.loads(tree.attrs["arguments"])
     link = entries_link(tree)
     if isinstance(link, Ordered):
         given = link.settings | given
-    for place, size in zip((rows, columns), given["shape"], strict=True):
+    for place, size in zip(entries, given["shape"], strict=False):
         if len(place) and not 0 <= place.min() <= place.max() < size:
             raise ValueError(
                 f"predict: found row or column {place.min()} .. {place.max()}, wanted 0 .. "
@@ -171,19 +210,17 @@ def predicted_entries(
         )
     keys = random.split(random.key(0), len(jax.tree.leaves(draws)[0]))
 
-    def at(row: Array, column: Array) -> Array:
+    def at(row: Array, column: Array, *more: Array) -> Array:
         program = Program(model, row=row, column=column, **given)
         return jax.lax.map(
-            lambda one: program.trace(*one)[program.latent[-1]]["value"],
+            lambda one: asked(program.trace(*one)[program.latent[-1]], *more),
             (draws, keys),
             batch_size=64,
         )
 
-    index = np.asarray(chunks(len(rows), 8192))
-    draw = compiled(at, rows[index[0]], columns[index[0]])
-    parts = [link.decoded(np.asarray(draw(rows[chunk], columns[chunk]))) for chunk in index]
-    mean, std = (np.concatenate([of(part, axis=0) for part in parts]) for of in (np.mean, np.std))
-    return mean[: len(rows)], std[: len(rows)]
+    index = np.asarray(chunks(len(entries[0]), 8192))
+    draw = compiled(at, *(each[index[0]] for each in entries))
+    return [np.asarray(draw(*(each[chunk] for each in entries))) for chunk in index]
 
 
 def _predict(model: Callable) -> Callable | None:

@@ -15,7 +15,7 @@ from scipy.stats import norm
 from gallery._links import Ordered
 from gallery.commands import predictive
 from gallery.commands.inputs import learn_link, start_entries
-from gallery.commands.predictive import draws_of, predicted_entries
+from gallery.commands.predictive import draws_of, log_scores_of_levels, predicted_entries
 from gallery.tables import TableError, read_matrix
 from tests.gallery.command import many, write
 from zoo.bsvd import bsvd, ordered_probit
@@ -146,25 +146,25 @@ def test_levels_are_recoded_and_not_standardised():
     assert not any(start[name].any() for name in ("z", "row_weights", "column_weights"))
 
 
-def in_levels(tree, row, column):
-    """Mean and variance of the level of an entry, by hand from the draws."""
+def shares_of_levels(tree, row, column):
+    """The probability of each level of an entry, by hand from the draws."""
     draws = {name: np.asarray(values) for name, values in draws_of(tree).items()}
     predictor = (draws["u"][:, row] * draws["v"][:, column] * draws["s"] * draws["z"]).sum(1)
     predictor += draws["intercept"] + draws["row_weights"][:, row, 0]
     predictor += draws["column_weights"][:, column, 0]
     cutpoints = np.cumsum(np.pad(draws["gaps"], [(0, 0), (1, 0)]), axis=1)
     below = norm.cdf(cutpoints - predictor[:, None])
-    share = np.column_stack([below[:, 0], np.diff(below), 1 - below[:, -1]]).mean(0)
-    mean = share @ [2, 3, 4, 5]
-    return mean, share @ (np.array([2, 3, 4, 5]) - mean) ** 2
+    return np.column_stack([below[:, 0], np.diff(below), 1 - below[:, -1]]).mean(0)
 
 
 def check_levels(tree):
     places = np.array([0, 3, 8]), np.array([1, 7, 2])
     mean, std = predicted_entries(tree, *places)
-    wanted, variance = np.transpose(
-        [in_levels(tree, *place) for place in zip(*places, strict=True)]
-    )
+    share = np.array([shares_of_levels(tree, *place) for place in zip(*places, strict=True)])
+    wanted = share @ [2, 3, 4, 5]
+    variance = np.sum(share * (np.array([2, 3, 4, 5]) - wanted[:, None]) ** 2, axis=1)
+    found = log_scores_of_levels(tree, *places, np.array([5, 3, 2]))
+    np.testing.assert_allclose(np.exp(found), share[np.arange(3), [3, 1, 0]], rtol=1e-3)
     # one level is drawn for each draw of the posterior
     assert (abs(mean - wanted) < 4 * np.sqrt(variance / 300)).all()
     np.testing.assert_allclose(std, np.sqrt(variance), rtol=0.25)
@@ -175,7 +175,7 @@ def test_levels_are_fitted_and_predicted_in_stars(done, room, monkeypatch):
     code, out, err = done["levels"]
     assert (code, err) == (0, "")
     assert re.search(r"^gaps\[1\] +", out, flags=re.MULTILINE)
-    assert re.search(r"by a fit to the others +RMSE\n", out)
+    assert re.search(r"by a fit to the others +RMSE +log score\n", out)
     assert (room.folder / "levels.png").stat().st_size > 5000
     assert done["report levels"][0] in (0, 1)
     tree = az.from_netcdf(room.folder / "levels.nc")

@@ -9,6 +9,7 @@ import pytest
 import xarray as xr
 from numpyro.infer.util import log_density
 from scipy.stats import norm
+from sklearn.model_selection import KFold
 
 from gallery._dataset import Dataset
 from gallery.commands import held_out
@@ -170,4 +171,38 @@ def test_the_baseline_of_entries_is_ridge_regression(tmp_path, monkeypatch, nump
     )
     rmse = lambda guess: f"{np.sqrt(np.mean((guess - found['y'].values) ** 2)):.3f}"
     assert first.split() == ["bsvd", rmse(mean), f"{float(found['log_score'].mean()):.3f}"]
-    assert second.split() == ["additive", "effects", rmse(found["baseline_predicted"].values)]
+    error = np.std(y - cross_validated(x, y))
+    by_hand = norm.logpdf(found["y"], found["baseline_predicted"], error)
+    np.testing.assert_allclose(found["baseline_log_score"], by_hand, rtol=1e-3)
+    assert second.split() == [
+        "additive",
+        "effects",
+        rmse(found["baseline_predicted"].values),
+        f"{by_hand.mean():.3f}",
+    ]
+
+
+def cross_validated(x, y):
+    """Predictions of ridge regression with an intercept, each by four fifths without its row."""
+    found = np.zeros(len(y))
+    for _, fold in KFold(5, shuffle=True, random_state=0).split(x):
+        rest = np.delete(np.arange(len(y)), fold)
+        centre, level = x[rest].mean(0), y[rest].mean()
+        away = x[rest] - centre
+        effects = np.linalg.solve(away.T @ away + np.eye(x.shape[1]), away.T @ (y[rest] - level))
+        found[fold] = level + (x[fold] - centre) @ effects
+    return found
+
+
+def test_the_baseline_rounds_a_normal_to_levels():
+    """Shares of draws; all levels together have probability 1, also far out."""
+    levels, mean, std = np.array([1, 2, 4, 5]), 2.6, 0.9
+    log_share = held_out._log_share_of_normal(levels, levels, np.full(4, mean), std)
+    drawn = np.random.default_rng(0).normal(mean, std, 10**6)
+    nearest = levels[abs(drawn[:, None] - levels).argmin(1)]
+    np.testing.assert_allclose(
+        np.exp(log_share), np.mean(nearest[:, None] == levels, axis=0), atol=2e-3
+    )
+    far = held_out._log_share_of_normal(levels, np.array([1, 5]), np.array([14.0, -8.0]), 0.9)
+    assert far[0] == pytest.approx(far[1])
+    assert far[0] == pytest.approx(norm.logsf(12.5 / 0.9))

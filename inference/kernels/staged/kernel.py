@@ -194,6 +194,7 @@ class Staged(Algorithm):
     command = Command(
         {"num_live": 100, "num_sweeps": 2.0, "tolerance": 0.01, "track_modes": True},
         {"num_warmup": None, "num_chains": 2},
+        learns_on=True,
     )
 
     def __init__(
