@@ -80,8 +80,8 @@ class BSVDCompleter(RegressorMixin, ZooEstimator):
 
     Args:
         shape: (rows, columns) of the matrix; None: read off the entries.
-        link: "gaussian" for real entries, "ordered" for integer levels such as ratings, "binomial"
-            for successes among trials.
+        link: "gaussian" for real entries, "ordered" (or "ordered_probit", its name for the command)
+            for integer levels such as ratings, "binomial" for successes among trials.
         num_components: truncation of the number of components; a warning where most are in use.
             None: the next power of two above entries / (rows + columns), from 8 to 50, for a
             component has a number to learn for each row and each column.
