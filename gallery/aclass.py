@@ -66,10 +66,12 @@ class AClassClassifier(Imputer, ClassifierMixin, ZooEstimator):
 
     A call that `max_time` ends early keeps the rows that it has read, and warns. The next
     `partial_fit` must begin with the rows that are left; it refuses others, so that no row is lost.
-    A `fit` that ended early cannot go on so, unless `num_orders` is 1: each filter reads the rows
-    in an order of its own, so the filters have not read the same rows. Ctrl-C in a first call
-    leaves the classifier unfitted. In a later `partial_fit` it keeps the rows that were read, and
-    raises `KeyboardInterrupt`. After any other error the classifier is as before the call.
+    After a `fit` that ended early, `partial_fit` goes on only if `num_orders` is 1. Otherwise each
+    filter reads the rows in an order of its own, so the filters have not read the same rows.
+
+    Ctrl-C in a first call leaves the classifier unfitted. In a later `partial_fit` it keeps the
+    rows that were read, and `KeyboardInterrupt` is raised. After any other error the classifier is
+    as before the call.
 
     Fitted attributes are `classes_`, `n_features_in_`, `feature_names_in_` (for a data frame),
     `n_rows_seen_`, `log_evidence_`, `log_evidence_se_` and `posterior_`, in which a chain is a
@@ -85,10 +87,10 @@ class AClassClassifier(Imputer, ClassifierMixin, ZooEstimator):
         gamma: concentration of the Dirichlet prior of the classes.
         component: "auto" or a component such as those of `zoo.aclass`. "auto" goes by the columns
             of the first call: 0 and 1 are Bernoulli, texts and pandas categories are categorical,
-            other numbers are standardised and normal, see `gallery._columns`. Its prior of their
-            variance within a group is about 1/4 (`normal_inverse_chi2` with kappa=1/3, nu=4,
-            scale=1/2). That of the command `zoo fit` is the model's default, about 1 (kappa=0.1,
-            nu=2, scale=1). With a component of your own, numbers are not standardised.
+            other numbers are standardised and normal, see `gallery._columns`. Their variance within
+            a group has a prior about 1/4 (`normal_inverse_chi2` with kappa=1/3, nu=4, scale=1/2).
+            The command `zoo fit` has the model's default, a prior about 1 (kappa=0.1, nu=2,
+            scale=1). With a component of your own, numbers are not standardised.
         max_groups: bound on the groups in each class; 1 is naive Bayes.
         resampling: "optimal", "systematic" or "multinomial".
         rejuvenate: number of earlier rows whose group is redrawn after each row. More are more

@@ -68,10 +68,10 @@ class AugmentReduceClassifier(ClassifierMixin, ZooEstimator):
     deviation, so that its largest absolute value is 10. Columns of a sparse table are only divided
     by their largest absolute value. Labels: -1 marks a row of unknown class, which is left out. The
     one exception is scikit-learn's coding of two classes: if `y` holds -1 and 1 and nothing else,
-    both are classes. A class without rows has a small probability.
+    and `num_classes` is None, both are classes. A class without rows has a small probability.
 
     Fitted attributes are `classes_`, `n_features_in_`, `feature_names_in_` (for a data frame),
-    `n_iter_`, `elbo_` (the mean of the last estimates for the rows of the last call),
+    `n_iter_`, `elbo_` (the mean of the last 100 estimates, for the rows of the last call),
     `prior_scale_`, and `posterior_`.
 
     Args:
@@ -79,7 +79,8 @@ class AugmentReduceClassifier(ClassifierMixin, ZooEstimator):
             NumPyro distribution.
         num_classes: labels are 0 .. num_classes - 1; None: read off `y`.
         batch_size: rows of a step, at most all.
-        num_negatives: other classes of a step, at most all.
+        num_negatives: number of classes that a step draws beside the class of each row, at most all
+            others.
         max_iter: steps of `fit`.
         prior_scale: prior standard deviation of the weights; "auto": the one with the best log
             score on rows that are held out, which about doubles the time of a fit; None: maximum

@@ -65,9 +65,10 @@ class StagedMixtureClassifier(ClassifierMixin, ZooEstimator):
         prior: prior of the order, a NumPyro distribution over 1, 2, ...; None: that of the zoo.
         cluster: density of a cluster: `zoo.staged_learning.diagonal` (None), `full`, or a function
             like those.
-        class_concentration: of the Dirichlet prior of a cluster's class probabilities; None: 1 over
-            the number of classes, which together count as one row. A cluster of 30 rows of one
-            class out of three then gives it a probability of .98; with 1 it is .94.
+        class_concentration: concentration of the Dirichlet prior of a cluster's class
+            probabilities. None: 1 / classes, so that the prior counts as one row. Of three classes,
+            a cluster with 30 rows of one class then gives this class a probability of .98; with 1
+            it is .94.
         num_stages: number of stages that `fit` divides the rows into; one is best for few rows. A
             stage with too few rows for its summary is repeated with more rows.
         num_live: live points of the nested sampling. With few of them it may miss modes, which no
