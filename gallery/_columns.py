@@ -131,8 +131,9 @@ class Columns:
         found = [
             _learned(name, column, plain) for name, column in zip(names, _each(table), strict=True)
         ]
-        for column in found:
-            if column.kind == CATEGORY and len(column.values) == len(table) >= ID_ROWS:
+        for column, entries in zip(found, _each(table), strict=True):
+            is_text = column.kind == CATEGORY and len(table) >= ID_ROWS
+            if is_text and len(pd.unique(np.asarray(entries, object))) == len(table):
                 warnings.warn(
                     f"{column.name}: found {len(table)} distinct texts in {len(table)} rows, as "
                     "an id has, and each becomes a category of its own; leave the column out.",

@@ -276,6 +276,8 @@ def test_a_column_of_distinct_texts_is_taken_for_an_id():
     with pytest.warns(UserWarning, match="column 'id': found 20 distinct texts in 20 rows"):
         Columns.learn(table)
     Columns.learn(table[:19])  # too few rows to tell
+    others = pd.Categorical(["P0"] * 20, categories=table["id"])
+    Columns.learn(table.assign(id=others))
     Columns.learn(table.assign(id=table["id"].where(table["id"] != "P1", "P2")))
 
 
