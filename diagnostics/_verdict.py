@@ -45,8 +45,8 @@ class Verdict(NamedTuple):
 class Report:
     """All checks of a run, and whether to trust it.
 
-    A run is trusted when no check failed and every decisive check of its kind could be made. A
-    check that the tree does not allow never counts as passed.
+    A run is trusted when no check failed and every decisive check could be made. Each kind of run
+    has its own decisive checks. A check that the tree does not allow never counts as passed.
     """
 
     kind: str  # "chains", "variational", "smc" or "nested"
@@ -112,7 +112,8 @@ class Report:
             return f"NOT TRUSTED: {', '.join(failed)}."
         if self.unknown:
             return f"UNDECIDED: nothing failed, but not checked: {', '.join(self.unknown)}."
-        return "TRUSTED: nothing failed, and every decisive check was made."
+        passed = [verdict.name for verdict in self.verdicts if verdict.name in self.decisive]
+        return f"TRUSTED: nothing failed. Passed: {', '.join(passed)}."
 
 
 def group_of(tree: xr.DataTree, name: str) -> xr.Dataset:

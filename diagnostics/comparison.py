@@ -186,9 +186,9 @@ def _evidence(trees: Mapping[str, xr.DataTree]) -> Part:
         factor, se = table["log_bayes_factor"][name], table["log_bayes_factor_se"][name]
         many = _quantile(errors[name], errors[best])
         if name != best and np.isfinite(se) and not -factor > many * se:
-            within = f"({factor:.3g} +- {se:.3g}; wanted {many:.3g} errors)"
-            reasons[name].append(f"log Bayes factor within its error of the best, {best} {within}")
-            reasons[best].append(f"log Bayes factor of {name} within its error {within}")
+            size = f"{factor:.3g} +- {se:.3g}, not {many:.3g} standard errors below 0"
+            reasons[name].append(f"its log Bayes factor against the best, {best}, is {size}")
+            reasons[best].append(f"the log Bayes factor of {name} against it is {size}")
     return table, reasons
 
 

@@ -20,6 +20,7 @@ Standardising changes the density: log p(table) = log p(x) - `log_units(x)`. Cos
 table, and a Python step for each text.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -49,6 +50,7 @@ __all__ = [
 
 BINARY, NUMBER, CATEGORY, PLAIN = "0 and 1", "a number", "a category", "any number"
 UNSCALED = Standardiser(0.0, 1.0)
+ID_ROWS = 20  # rows from which on a column of distinct texts is taken for an id
 # The variance of a standardised column is 1: a quarter of it is expected within a group, the rest
 # between the means of groups.
 STANDARDISED = partial(normal_inverse_chi2, kappa=1 / 3, nu=4.0, scale=0.5)
@@ -129,6 +131,15 @@ class Columns:
         found = [
             _learned(name, column, plain) for name, column in zip(names, _each(table), strict=True)
         ]
+        for column, entries in zip(found, _each(table), strict=True):
+            is_text = column.kind == CATEGORY and len(table) >= ID_ROWS
+            if is_text and len(pd.unique(np.asarray(entries, object))) == len(table):
+                warnings.warn(
+                    f"{column.name}: found {len(table)} distinct texts in {len(table)} rows, as "
+                    "an id has, and each becomes a category of its own; leave the column out.",
+                    UserWarning,
+                    stacklevel=4,
+                )
         kept = (list(table.columns), None) if is_frame else (None, table.dtype)
         return cls(tuple(found), *kept, backend)
 
@@ -304,11 +315,23 @@ def _refuse_others(frame: Any) -> None:
     others = {column.name: column.dtype for column in frame.iter_columns() if _is_other(column)}
     if others:
         found = ", ".join(f"{name!r} ({dtype})" for name, dtype in others.items())
+        dates = [repr(name) for name, dtype in others.items() if dtype in (nw.Date, nw.Datetime)]
+        of_texts = " Code texts by sklearn.preprocessing.OneHotEncoder in a ColumnTransformer."
+        of_dates = f" Turn dates into days: {_in_days(dates[0])}." if dates else ""
         raise ValueError(
             f"X: wanted numbers alone, and these columns hold others: {found}. Leave them out, or "
-            "code them: texts by sklearn.preprocessing.OneHotEncoder in a ColumnTransformer, dates "
-            "as days. AClassClassifier takes texts as they are."
+            f"make them numbers.{of_dates}{of_texts} AClassClassifier takes texts as they are."
         )
+
+
+def _in_days(label: str) -> str:
+    """The pandas expression that turns dates into days since 1970.
+
+    Args:
+        label: of the column, as it stands between brackets.
+    """
+    moments = f"pd.to_datetime(X[{label}], utc=True)"
+    return f'({moments} - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)'
 
 
 def _is_other(column: Any) -> bool:
@@ -405,9 +428,13 @@ def _entries(name: str, column: Any) -> np.ndarray:
             else column.astype(float)
         )
     if not (pd.api.types.is_object_dtype(dtype) or pd.api.types.is_string_dtype(dtype)):
+        is_date = pd.api.types.is_datetime64_any_dtype(dtype)
+        label = name.removeprefix("column ")
+        way = (
+            f"Turn dates into days: {_in_days(label)}." if is_date else "Turn the column into one."
+        )
         raise TypeError(
-            f"{name}: found the type {dtype}, wanted numbers, booleans, texts or a category. Turn "
-            "it into one, a date say into days."
+            f"{name}: found the type {dtype}, wanted numbers, booleans, texts or a category. {way}"
         )
     entries = np.asarray(column, object)
     seen = ~pd.isna(entries)

@@ -214,7 +214,12 @@ class Binomial:
 type Link = Gaussian | Ordered | Binomial
 
 MOST = np.iinfo(np.int32).max
-LINKS = {"gaussian": Gaussian, "ordered": Ordered, "binomial": Binomial}
+LINKS = {
+    "gaussian": Gaussian,
+    "ordered": Ordered,
+    "ordered_probit": Ordered,  # its name in the model, and for the command
+    "binomial": Binomial,
+}
 
 
 def _bare(program: Program) -> dict[str, Any]:

@@ -60,15 +60,18 @@ LEAST, MOST = 1e-30, 1e9
 class AClassClassifier(Imputer, ClassifierMixin, ZooEstimator):
     """Online classification by a Chinese restaurant process mixture in each class.
 
-    Labels: -1 is a row of unknown class, in an array of numbers or of objects. Such a row is
+    Labels: -1 marks a row of unknown class, in an array of numbers or of objects. Such a row is
     assigned to the known classes by their probabilities. The one exception is scikit-learn's coding
-    of two classes by -1 and 1: where `y` holds only these two, both are classes.
+    of two classes: if `y` holds -1 and 1 and nothing else, both are classes.
 
-    A call that `max_time` ends keeps the rows so far, with a warning, and so does a `partial_fit`
-    after the first that Ctrl-C ends, which then raises. After `partial_fit` the remaining rows must
-    come next: it refuses others, so that no row is lost. A `fit` that ended early, whose filters
-    have each read other rows, cannot go on. A call that raises another error leaves the classifier
-    as it was, and a first call that Ctrl-C ends leaves it unfitted.
+    A call that `max_time` ends early keeps the rows that it has read, and warns. The next
+    `partial_fit` must begin with the rows that are left; it refuses others, so that no row is lost.
+    After a `fit` that ended early, `partial_fit` goes on only if `num_orders` is 1. Otherwise each
+    filter reads the rows in an order of its own, so the filters have not read the same rows.
+
+    Ctrl-C in a first call leaves the classifier unfitted. In a later `partial_fit` it keeps the
+    rows that were read, and `KeyboardInterrupt` is raised. After any other error the classifier is
+    as before the call.
 
     Fitted attributes are `classes_`, `n_features_in_`, `feature_names_in_` (for a data frame),
     `n_rows_seen_`, `log_evidence_`, `log_evidence_se_` and `posterior_`, in which a chain is a
@@ -77,16 +80,17 @@ class AClassClassifier(Imputer, ClassifierMixin, ZooEstimator):
     Args:
         num_particles: number of partitions that each filter keeps.
         num_orders: number of filters. In `fit` each reads the rows in a random order of its own,
-            those of known class first. In `partial_fit` all read them as they come, and differ by
-            their random numbers. With 1 `fit` keeps the order of the table as well.
+            those of known class first. In `partial_fit` all read the rows in the order of the
+            table, and differ by their random numbers. With one filter, `fit` does so as well.
         alpha: concentration of the groups in each class, large for many groups. A NumPyro
             distribution is learned over `grid`.
         gamma: concentration of the Dirichlet prior of the classes.
-        component: "auto": by the columns of the first call, 0 and 1 are Bernoulli, other numbers
-            normal, texts and pandas categories categorical, see `gallery._columns`. A quarter of
-            the variance of numbers is expected within a group; the model itself, and so `zoo fit`,
-            expects more. Or a component such as those of `zoo.aclass`, for numbers that are not
-            standardised.
+        component: "auto" or a component such as those of `zoo.aclass`. "auto" goes by the columns
+            of the first call: 0 and 1 are Bernoulli, texts and pandas categories are categorical,
+            other numbers are standardised and normal, see `gallery._columns`. Their variance within
+            a group has a prior about 1/4 (`normal_inverse_chi2` with kappa=1/3, nu=4, scale=1/2).
+            The command `zoo fit` has the model's default, a prior about 1 (kappa=0.1, nu=2,
+            scale=1). With a component of your own, numbers are not standardised.
         max_groups: bound on the groups in each class; 1 is naive Bayes.
         resampling: "optimal", "systematic" or "multinomial".
         rejuvenate: number of earlier rows whose group is redrawn after each row. More are more
@@ -96,9 +100,10 @@ class AClassClassifier(Imputer, ClassifierMixin, ZooEstimator):
         keep_assignments: whether the groups of rows are kept, as `z` in `posterior_`. Without them
             memory is constant.
         num_samples: draws of each filter in `posterior_`.
-        class_weight: {class: factor}, "balanced" or None. Predictions are for rows among which a
-            class is so many times as frequent as in the fit; "balanced": all are equally frequent.
-            The fit does not depend on it.
+        class_weight: {class: factor}, "balanced" or None. A prediction multiplies the probability
+            of each class by its factor, 1 by default, and normalises: for new rows in which classes
+            are more or less frequent than in the fit. "balanced" divides by the share of each class
+            among the labelled rows. The fit does not depend on `class_weight`.
         max_time: seconds after which a call ends.
         progress_bar: whether to show a progress bar with the effective sample size; None: on a
             terminal, after two seconds.
@@ -172,9 +177,9 @@ class AClassClassifier(Imputer, ClassifierMixin, ZooEstimator):
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "AClassClassifier":
         """Fit more rows.
 
-        Rows are read as they come. Several calls give exactly the result of one call with all
-        rows, also where the classifier is saved and loaded between them. Only `component="auto"`
-        depends on the rows of the first call.
+        Rows are read in the order of the table. Several calls give exactly the result of one call
+        with all rows, also where the classifier is saved and loaded between them. Only
+        `component="auto"` depends on the rows of the first call.
 
         Parameters
         ----------

@@ -124,8 +124,8 @@ def start(
 class ArchipelagoClassifier(ClassifierMixin, ZooEstimator):
     """Semi-supervised classification by class densities from Gaussian processes.
 
-    Labels: -1 is a row of unknown class, in an array of numbers or of objects. The one exception is
-    scikit-learn's coding of two classes by -1 and 1: where `y` holds only these two, both are
+    Labels: -1 marks a row of unknown class, in an array of numbers or of objects. The one exception
+    is scikit-learn's coding of two classes: if `y` holds -1 and 1 and nothing else, both are
     classes. With one class, its density is learned. Constant columns are left out. Rows may occur
     several times.
 
@@ -141,21 +141,24 @@ class ArchipelagoClassifier(ClassifierMixin, ZooEstimator):
             None: the model's default.
         lengthscale: prior of the length scales, in standard deviations of the columns; None: the
             model's default.
-        persistence: probability that the process continues after a rejection; None: the model's
-            default. Near 1, the paper's value, classes may fill a small part of the base density,
-            with very many rejected points.
+        persistence: the model generates rows by rejection sampling from the base density. It goes
+            on after a rejection with this probability, else it begins anew with new functions.
+            None: the model's default, 0.9, with about nine rejected points for each row or fewer.
+            Near 1, the paper's value, classes may fill a small part of the base density, with very
+            many rejected points.
         capacity: initial number of slots for rejected points, which grows; None: twice the number
             of rows.
         max_capacity: largest number of slots; a fit that needs more raises an error.
         knows_density: whether a prediction weights posterior draws by their density at the new row.
         num_warmup: draws before the ones that are kept.
         num_samples: draws of each chain.
-        num_chains: number of chains. A cluster without a label may belong to different classes in
-            different chains, and a chain rarely changes it. So many short chains are better than a
-            few long ones.
-        class_weight: {class: factor}, "balanced" or None. Predictions are for rows among which a
-            class is so many times as frequent as in the fit; "balanced": all are equally frequent.
-            The fit does not depend on it.
+        num_chains: number of chains. A chain rarely changes the class of a cluster of unlabelled
+            rows, and other chains may give it another class. So many short chains are better than
+            a few long ones.
+        class_weight: {class: factor}, "balanced" or None. A prediction multiplies the probability
+            of each class by its factor, 1 by default, and normalises: for new rows in which classes
+            are more or less frequent than in the fit. "balanced" divides by the share of each class
+            among the labelled rows. The fit does not depend on `class_weight`.
         max_time: seconds after which a fit ends, with the draws so far; compilation, ten seconds or
             more, is not interrupted.
         progress_bar: whether to show a progress bar with the number of rejected points; None: on a
@@ -210,6 +213,12 @@ class ArchipelagoClassifier(ClassifierMixin, ZooEstimator):
             [row, column].
         y : array
             The class of each row, -1 where it is unknown.
+        **others
+            Refused; `sample_weight` with the reason why the model has no place for it.
+
+        Returns
+        -------
+        self
         """
         self._refuse_others(others)
         X = read_numbers(self, X, dtype=np.float64)
@@ -311,8 +320,6 @@ class ArchipelagoClassifier(ClassifierMixin, ZooEstimator):
             Number of rows.
         label : class, default=None
             Class of the new rows; None: any class.
-        **others
-            Refused; `sample_weight` with the reason why the model has no place for it.
 
         Returns
         -------

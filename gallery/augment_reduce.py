@@ -64,12 +64,14 @@ NUM_NODES = 200  # a prediction costs so many times as much for noise other than
 class AugmentReduceClassifier(ClassifierMixin, ZooEstimator):
     """Linear classification by a random utility model, for thousands or millions of classes.
 
-    Columns are standardised first, with numbers of 10 at most. Columns of a sparse table are only
-    divided by their largest entry. Rows labelled -1 are left out; where `y` holds only -1 and 1,
-    both are classes. A class without rows has a small probability.
+    Columns are standardised first. A column with outliers is divided by more than its standard
+    deviation, so that its largest absolute value is 10. Columns of a sparse table are only divided
+    by their largest absolute value. Labels: -1 marks a row of unknown class, which is left out. The
+    one exception is scikit-learn's coding of two classes: if `y` holds -1 and 1 and nothing else,
+    and `num_classes` is None, both are classes. A class without rows has a small probability.
 
     Fitted attributes are `classes_`, `n_features_in_`, `feature_names_in_` (for a data frame),
-    `n_iter_`, `elbo_` (the mean of the last estimates for the rows of the last call),
+    `n_iter_`, `elbo_` (the mean of the last 100 estimates, for the rows of the last call),
     `prior_scale_`, and `posterior_`.
 
     Args:
@@ -77,7 +79,8 @@ class AugmentReduceClassifier(ClassifierMixin, ZooEstimator):
             NumPyro distribution.
         num_classes: labels are 0 .. num_classes - 1; None: read off `y`.
         batch_size: rows of a step, at most all.
-        num_negatives: other classes of a step, at most all.
+        num_negatives: number of classes that a step draws beside the class of each row, at most all
+            others.
         max_iter: steps of `fit`.
         prior_scale: prior standard deviation of the weights; "auto": the one with the best log
             score on rows that are held out, which about doubles the time of a fit; None: maximum
@@ -86,12 +89,14 @@ class AugmentReduceClassifier(ClassifierMixin, ZooEstimator):
             columns; None: utilities depend on the columns.
         posterior: whether weights have a normal variational distribution, over whose `num_samples`
             draws predictions are averaged; False: a point estimate.
-        step_size: of Adagrad for the weights; smaller by itself for rows whose norm after scaling
-            is above that of 64 standardised columns.
+        step_size: of Adagrad for the weights. Without `rank`, it is made smaller for rows of large
+            norm: above a norm of 8 (the root mean square over the scaled rows, such as that of 64
+            standardised columns) it is divided by (norm / 8)^1.5, but by 8 at most.
         num_samples: draws in `posterior_` with `posterior`.
-        class_weight: {class: factor}, "balanced" or None. Predictions are for rows among which a
-            class is so many times as frequent as in the fit; "balanced": all are equally frequent.
-            The fit does not depend on it.
+        class_weight: {class: factor}, "balanced" or None. A prediction multiplies the probability
+            of each class by its factor, 1 by default, and normalises: for new rows in which classes
+            are more or less frequent than in the fit. "balanced" divides by the share of each class
+            among the labelled rows. The fit does not depend on `class_weight`.
         max_time: seconds after which a call ends, with the result so far.
         progress_bar: whether to show a progress bar with the ELBO; None: on a terminal, after two
             seconds.
@@ -165,8 +170,9 @@ class AugmentReduceClassifier(ClassifierMixin, ZooEstimator):
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "AugmentReduceClassifier":
         """Make one pass over more rows.
 
-        Columns are scaled, and the prior's scale is chosen, at the first call. The prior has the
-        weight that it has if the rows of the call are all rows.
+        Columns are scaled, and the prior's scale is chosen, at the first call. Each call weighs the
+        prior as if its rows were all rows. So the prior has more influence on the result of several
+        calls than on that of one `fit` to all of their rows.
 
         Parameters
         ----------
@@ -436,9 +442,8 @@ class AugmentReduceClassifier(ClassifierMixin, ZooEstimator):
         With `classes`, a row has one of these, and no other is possible: its class is the one with
         the largest utility among them. So a row sums to 1, and the cost grows with these classes
         alone, not with all. With Gumbel noise and a point estimate of the weights, this is the
-        probability of a class given that it is one of `classes`, `predict_proba(X)[:, classes]` in
-        proportion. With another noise it is close to that: the utility of a class that is left out
-        would tell about the others.
+        probability of a class given that it is one of `classes`: the columns of `predict_proba(X)`
+        for these classes, normalised. With other noise the two differ a little.
 
         Parameters
         ----------

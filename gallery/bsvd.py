@@ -66,22 +66,22 @@ class BSVDCompleter(RegressorMixin, ZooEstimator):
     """Matrix completion by a singular value decomposition that learns its rank.
 
     Entries may be given by the keys of their row and column, such as the names of users and items.
-    Methods then take and return keys. A key that was not there is predicted as a row (or column)
-    without entries. `posterior_` names rows and columns by the texts of their keys; the last one
-    stands for other keys.
+    Methods then take and return keys. A key that was not in the fit is predicted as a row (or
+    column) without entries. `posterior_` names rows and columns by the texts of their keys. Its
+    last row and its last column, both named "(others)", are for keys that were not in the fit.
 
     With `fit(X, y)`, `predict(X)` and `score(X, y)`, where X has the two columns of keys, it is a
     regressor of scikit-learn; a frame with the values as its third column may also be split by
     `GridSearchCV`, without y.
 
     Fitted attributes are `shape_`, `row_keys_` and `column_keys_` (None without keys), `rank_` (the
-    posterior mode; with a million entries a chain hardly moves between ranks), and `posterior_`
-    (with the log likelihood of each row).
+    posterior mode; with a million entries a chain hardly moves between ranks), and `posterior_`,
+    whose group `log_likelihood` has a number for each row of the matrix, the sum over its entries.
 
     Args:
         shape: (rows, columns) of the matrix; None: read off the entries.
-        link: "gaussian" for real entries, "ordered" for integer levels such as ratings, "binomial"
-            for successes among trials.
+        link: "gaussian" for real entries, "ordered" (or "ordered_probit", its name for the command)
+            for integer levels such as ratings, "binomial" for successes among trials.
         num_components: truncation of the number of components; a warning where most are in use.
             None: the next power of two above entries / (rows + columns), from 8 to 50, for a
             component has a number to learn for each row and each column.
@@ -92,9 +92,9 @@ class BSVDCompleter(RegressorMixin, ZooEstimator):
         column_features: [column, feature], likewise.
         missingness: number of left and right singular vectors of the matrix of observed entries
             that are used as features.
-        learn_factors: whether means and precisions of the factors are learned; None: of 10,000 real
-            entries and more. There it predicts better; on fewer it makes no difference but for
-            compilation.
+        learn_factors: whether means and precisions of the factors are learned. None: for 10,000
+            real entries or more, where it predicts better. With fewer, predictions are alike, and
+            it only costs compilation.
         num_warmup: sweeps before the first draw.
         num_samples: draws of each chain.
         thinning: sweeps for each draw.
@@ -105,8 +105,8 @@ class BSVDCompleter(RegressorMixin, ZooEstimator):
         progress_bar: whether to show a progress bar; None: on a terminal, after two seconds.
         random_state: integer, `RandomState` or None.
         warm_start: whether a second `fit`, to entries of the same shape, goes on from the last
-            draws of the first. Real entries keep its standardisation, and the entries are padded to
-            a power of two, so that few entries more compile nothing.
+            draws of the first. Real entries keep its standardisation. The number of entries is
+            padded to a power of two, so that a few more of them need no new compilation.
     """
 
     _keys: Keys | None = None

@@ -8,8 +8,8 @@
 
 The model is `zoo.iqgme`, or with factors `zoo.iqgme_factors`. `CoordinateAscent` fits it by
 variational Bayes, and `ConditionalGibbs` draws from its posterior. Columns are standardised first.
-Cost of a sweep over n rows, K experts and D = columns + 1: n K D^2; with m missing entries a row
-twice that, and n K m^3 / 2. Cost of a prediction: n K D^3, or a sweep for each draw. With F
+Cost of a sweep over n rows, K experts and D = columns + 1: n K D^2; with m missing entries in each
+row, twice that plus n K m^3 / 2. Cost of a prediction: n K D^3, or a sweep for each draw. With F
 factors, a step costs 2 n (D F^2 + K F^3) + D F^3 and a prediction n (D F^2 + K F^3).
 
 Wang (2010), "Bayesian approaches to learning from incomplete data", chapter 3.
@@ -34,10 +34,11 @@ MOST_COLUMNS = 1000  # of experts that see the columns themselves
 class IQGMEClassifier(Imputer, LocalExperts):
     """Classification by a mixture of local linear experts, whose number is learned.
 
-    Each expert has a Gaussian over the columns, which selects its rows. Labels: -1 is a row of
-    unknown class; where `y` holds only -1 and 1, both are classes. With more than two classes, the
-    first is the reference, and an expert has a classifier for each of the others. Columns that are
-    constant or have no entries are left out. A row without entries gets the class frequencies.
+    Each expert has a Gaussian over the columns, which selects its rows. Labels: -1 marks a row of
+    unknown class. The one exception is scikit-learn's coding of two classes: if `y` holds -1 and 1
+    and nothing else, both are classes. With more than two classes, the first is the reference, and
+    an expert has a classifier for each of the others. Columns that are constant or have no entries
+    are left out. A row without entries gets the class frequencies.
 
     Fitted attributes are `classes_`, `n_features_in_`, `feature_names_in_` (for a data frame),
     `n_iter_`, `elbo_` (on the standardised scale, "vb" only), `n_experts_` (experts with a row or
@@ -51,15 +52,15 @@ class IQGMEClassifier(Imputer, LocalExperts):
         inference: "vb" (variational Bayes) or "gibbs" (sampling). The latter allows neither
             `n_factors` nor `batch_size`.
         sparse: whether the weights have the prior mean 0, which makes them sparse.
-        precision: precision of a weight, about its mean over experts or about 0; a Gamma
-            distribution or a number.
+        precision: prior precision of a weight, about its mean over the experts, or about 0 with
+            `sparse`; a Gamma distribution or a number.
         alpha: concentration, a distribution or a number; large for many experts.
         shrinkage: shrinks the prior covariance of an expert's Gaussian from that of all rows (0) to
             a diagonal one (1); not with factors.
-        gate_rows: number of rows that the prior of an expert's Gaussian is worth. With a thousand,
-            experts differ by their classifiers and hardly by their Gaussians, which suits hundreds
-            of columns and few rows. None: a tenth of a row for the mean, and about a row for each
-            column for the covariance. Not with factors.
+        gate_rows: number of rows that the prior of an expert's Gaussian counts as. None, the
+            default: a tenth of a row for the mean, and columns + 1 rows for the covariance. With a
+            thousand, experts differ by their classifiers and hardly by their Gaussians, which suits
+            hundreds of columns and few rows. Not with factors.
         restarts: number of starts, of which the best after a few sweeps continues; with "gibbs" the
             number of chains.
         max_iter: largest number of sweeps, those that try merges of experts included; with "gibbs"
@@ -69,11 +70,12 @@ class IQGMEClassifier(Imputer, LocalExperts):
             `elbo_` is an estimate. None: all rows.
         num_samples: draws in `posterior_`; with "gibbs" the draws of each chain, over which
             predictions are averaged.
-        class_weight: {class: factor}, "balanced" or None. Predictions are for rows among which a
-            class is so many times as frequent as in the fit; "balanced": all are equally frequent.
-            The fit does not depend on it.
-        max_time: seconds after which a fit ends, with the result so far. With "vb", trying the
-            `restarts` has the same limit for itself. Compilation is not interrupted.
+        class_weight: {class: factor}, "balanced" or None. A prediction multiplies the probability
+            of each class by its factor, 1 by default, and normalises: for new rows in which classes
+            are more or less frequent than in the fit. "balanced" divides by the share of each class
+            among the labelled rows. The fit does not depend on `class_weight`.
+        max_time: seconds after which a fit ends, with the result so far. With "vb", the trials of
+            several `restarts` have as many seconds of their own. Compilation is not interrupted.
         progress_bar: whether to show a progress bar with the ELBO; None: on a terminal, after two
             seconds.
         random_state: integer, `RandomState` or None.

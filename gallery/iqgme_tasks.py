@@ -51,24 +51,25 @@ class MultiTaskIQGMEClassifier(LocalExperts):
             for each task, for tasks with similar rows and different labels, or with very few rows.
         sparse: whether the weights have the prior mean 0, which makes them sparse, for
             tasks that may label the same rows by opposite classes.
-        precision: precision of a weight, about its mean over experts or about 0; a Gamma
-            distribution or a number.
+        precision: prior precision of a weight, about its mean over the experts, or about 0 with
+            `sparse`; a Gamma distribution or a number.
         alpha: concentration of the groups of a task, a distribution or a number; large for many
             groups.
         beta: concentration of the experts, likewise.
         shrinkage: shrinks the prior covariance of an expert's Gaussian from that of all rows (0) to
             a diagonal one (1).
-        gate_rows: number of rows that the prior of an expert's Gaussian is worth, as in
+        gate_rows: number of rows that the prior of an expert's Gaussian counts as, as in
             `IQGMEClassifier`.
         restarts: number of starts, of which the best after a few sweeps continues.
         max_iter: largest number of sweeps.
         tolerance: a fit ends when a sweep gains less than this share of the ELBO.
         num_samples: draws in `posterior_`.
-        class_weight: {class: factor}, "balanced" or None. Predictions are for rows among which a
-            class is so many times as frequent as in the fit; "balanced": all are equally frequent.
-            The fit does not depend on it.
-        max_time: seconds after which a fit ends, with the result so far. Trying the `restarts` has
-            the same limit for itself. Compilation is not interrupted.
+        class_weight: {class: factor}, "balanced" or None. A prediction multiplies the probability
+            of each class by its factor, 1 by default, and normalises: for new rows in which classes
+            are more or less frequent than in the fit. "balanced" divides by the share of each class
+            among the labelled rows. The fit does not depend on `class_weight`.
+        max_time: seconds after which a fit ends, with the result so far. The trials of several
+            `restarts` have as many seconds of their own. Compilation is not interrupted.
         progress_bar: whether to show a progress bar with the ELBO; None: on a terminal, after two
             seconds.
         random_state: integer, `RandomState` or None.

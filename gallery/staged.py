@@ -47,9 +47,10 @@ FARTHEST = 1e100  # standard deviations, whose square does not overflow
 class StagedMixtureClassifier(ClassifierMixin, ZooEstimator):
     """Classification by a mixture of clusters, whose number is learned.
 
-    Labels: -1 is a row of unknown class, which is still used for the clusters; where `y` holds only
-    -1 and 1, both are classes. Constant columns are left out. A prediction averages the class
-    probabilities of posterior draws with equal weights (the paper's mixture of experts), not by
+    Labels: -1 marks a row of unknown class, which is still used for the clusters. The one exception
+    is scikit-learn's coding of two classes: if `y` holds -1 and 1 and nothing else, both are
+    classes. Constant columns are left out. A prediction averages the class probabilities of
+    posterior draws with equal weights (the paper's mixture of experts); it does not weight them by
     their density at the new row.
 
     Fitted attributes are `classes_`, `n_features_in_`, `feature_names_in_` (for a data frame),
@@ -59,13 +60,15 @@ class StagedMixtureClassifier(ClassifierMixin, ZooEstimator):
 
     Args:
         order: number of clusters; None: learned, from 1 to `max_order`.
-        max_order: largest number of clusters; orders above two improbable ones are not tried.
+        max_order: largest number of clusters. Numbers are tried from 1 upwards, until two in a row
+            have a negligible posterior probability.
         prior: prior of the order, a NumPyro distribution over 1, 2, ...; None: that of the zoo.
         cluster: density of a cluster: `zoo.staged_learning.diagonal` (None), `full`, or a function
             like those.
-        class_concentration: of the Dirichlet prior of a cluster's class probabilities; None: 1 over
-            the number of classes, which together count as one row. A cluster of 30 rows of one
-            class out of three then gives it a probability of .98; with 1 it is .94.
+        class_concentration: concentration of the Dirichlet prior of a cluster's class
+            probabilities. None: 1 / classes, so that the prior counts as one row. Of three classes,
+            a cluster with 30 rows of one class then gives this class a probability of .98; with 1
+            it is .94.
         num_stages: number of stages that `fit` divides the rows into; one is best for few rows. A
             stage with too few rows for its summary is repeated with more rows.
         num_live: live points of the nested sampling. With few of them it may miss modes, which no
@@ -74,9 +77,10 @@ class StagedMixtureClassifier(ClassifierMixin, ZooEstimator):
             Walks become longer as needed. `diagnostics.report` of an order's run detects walks that
             are still too short, for which the error of the evidence is underestimated.
         num_samples: draws of each order.
-        class_weight: {class: factor}, "balanced" or None. Predictions are for rows among which a
-            class is so many times as frequent as in the fit; "balanced": all are equally frequent.
-            The fit does not depend on it.
+        class_weight: {class: factor}, "balanced" or None. A prediction multiplies the probability
+            of each class by its factor, 1 by default, and normalises: for new rows in which classes
+            are more or less frequent than in the fit. "balanced" divides by the share of each class
+            among the labelled rows. The fit does not depend on `class_weight`.
         max_time: seconds after which a call ends, with the orders that have finished; an error if
             none has.
         progress_bar: whether to show a progress bar for each order; None: on a terminal, after two
@@ -144,10 +148,12 @@ class StagedMixtureClassifier(ClassifierMixin, ZooEstimator):
         """Update the orders of the first call by more rows, one stage of a single pass.
 
         Columns are standardised as at the first call. Each call should have a random sample of
-        rows. Where the posterior of new rows lies outside of the summary of earlier ones, these are
-        lost, with a warning. Where the highest order becomes the most probable, a warning suggests
-        `fit` with all rows. `order`, `prior`, `cluster`, `class_concentration`, `num_live`,
-        `num_sweeps` and `num_samples` must not change between calls.
+        rows. Earlier rows are known by their posterior alone, which is summarised by a mixture of
+        Normals. If the posterior of the new rows lies where this mixture has hardly any density,
+        the earlier rows are forgotten, with a warning. Where the highest order becomes the most
+        probable, a warning suggests `fit` with all rows. `order`, `prior`, `cluster`,
+        `class_concentration`, `num_live`, `num_sweeps` and `num_samples` must not change between
+        calls.
 
         Parameters
         ----------

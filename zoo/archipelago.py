@@ -192,9 +192,9 @@ def archipelago(
         y: [row], 0 .. num_classes - 1, or -1 where unlabelled; None: no row is labelled.
         num_classes: number of classes.
         capacity: number of slots for rejected points; `LatentHistory` adds more when all are used.
-        persistence: probability that the process continues after a rejection. With 0.9 there are
-            about nine rejected points for each row, or fewer. With 1, the paper's value, their
-            number is not bounded.
+        persistence: probability that the rejection sampler goes on after a rejection. With 0.9
+            there are about nine rejected points for each row, or fewer. With 1, the paper's value,
+            their number is not bounded.
         **options: of `process`: `base`, `covariance`, `is_ard`, `amplitude`, `lengthscale`.
 
     Returns:
@@ -298,7 +298,7 @@ def simulate(
         num_features: number of features.
         num_classes: number of classes.
         labelled: probability that a row keeps its label.
-        persistence: probability that the process continues after a rejection. Where it ends, it
+        persistence: probability that the rejection sampler goes on after a rejection. Else it
             begins anew with new functions.
         **options: other arguments of the model; they are returned as well.
 

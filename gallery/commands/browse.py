@@ -1,7 +1,7 @@
 """`zoo list`, `zoo show`, `zoo data`, `zoo fit MODEL --help`: models, their options, data sets."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from types import UnionType
@@ -43,7 +43,7 @@ def list_models(args: Any) -> int:
 
 
 def show(args: Any) -> int:
-    """Print a model's card, and its sites with their priors as a trace shows them."""
+    """Print a model's card, and its sites with the priors of a fit by default."""
     entry = find_model(args.model)
     card, lines = entry.card, _sites(entry, args)
     print(f"{entry.name}: {card.title}")
@@ -78,7 +78,8 @@ def _sites(entry: zoo.Entry, args: Any) -> list[tuple[str, str]]:
 
     if args.data is None:
         with jax.enable_x64(True):  # some models refuse float32
-            arguments = entry.simulate(jax.random.key(0)) | parse(args.option)
+            arguments = _data_of(entry.model, entry.simulate(jax.random.key(0)))
+        arguments |= parse(args.option)
     else:
         options = tuple(args.option)
         request = Request(args.model, args.data, None, None, options, 0, False, "", None)
@@ -86,6 +87,21 @@ def _sites(entry: zoo.Entry, args: Any) -> list[tuple[str, str]]:
     advice = f"Give what suits it: zoo show {args.model} --data t.csv, and numbers by --option."
     with errors_of(args.model, arguments, advice):
         return site_lines(entry, arguments)
+
+
+def _data_of(model: Callable, simulated: Mapping[str, Any]) -> dict[str, Any]:
+    """The simulated arguments that a fit takes from its data.
+
+    A simulator may choose priors of its own, where those of the model are too wide to draw from.
+    Arguments for which the model has a default are left out, so that the fit's priors are shown.
+    """
+    parameters = inspect.signature(model).parameters
+    default = lambda name: parameters[name].default if name in parameters else None
+    return {
+        name: value
+        for name, value in simulated.items()
+        if name in BY_DATA or default(name) in (inspect.Parameter.empty, None)
+    }
 
 
 def options_text(model: str, kernel: str | None) -> str:

@@ -210,7 +210,9 @@ def _rank(posterior: xr.Dataset) -> list[str]:
 
 
 def _effects(tree: xr.DataTree, posterior: xr.Dataset) -> list[str]:
-    """The largest effects that are two deviations from 0, in the unit of the entries."""
+    """The largest effects that are two posterior standard deviations from 0, in the unit of the
+    entries.
+    """
     scale = float(tree.attrs.get("scale", 1.0))
     categories = json.loads(tree.attrs["categories"])
     found = []
@@ -225,7 +227,7 @@ def _effects(tree: xr.DataTree, posterior: xr.Dataset) -> list[str]:
         known = [
             pair for pair, is_known in zip(pairs, abs(mean) > 2 * std, strict=True) if is_known
         ]
-        found.append(f"effects of {item}: {_largest(known) or 'none two deviations from 0'}")
+        found.append(f"effects of {item}: {_largest(known) or 'none is clearly different from 0'}")
     return found
 
 

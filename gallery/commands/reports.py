@@ -40,7 +40,7 @@ def trust_text(tree: xr.DataTree, path: str) -> str:
 
     found = make_report(tree)
     if found.trusted:
-        return found.headline
+        return fill(found.headline, 100)
     failed = [verdict for verdict in found.verdicts if verdict.ok is False]
     advice = failed[0] if failed else found[found.unknown[0]]
     return fill(f"{found.headline} {advice.reason} More: zoo report {path}", 100)

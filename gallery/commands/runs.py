@@ -236,8 +236,8 @@ def scores_text(tree: xr.DataTree) -> str:
     if {"elbo", "num_groups"} <= set(stats):
         last = stats.isel(chain=int(stats["elbo"].values[:, -1].argmax()), step=-1)
         found.append(
-            f"bound of the log-evidence {float(last['elbo']):.1f}, groups with a row or more "
-            f"{int(last['num_groups'])}"
+            f"ELBO {float(last['elbo']):.1f} (lower bound of the log-evidence), "
+            f"{int(last['num_groups'])} groups in use"
         )
     return ", ".join(found)
 

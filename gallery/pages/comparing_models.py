@@ -11,7 +11,7 @@ the features too, the others about the labels alone.
 # %%
 # Data
 # ----
-# Wine, and with ``--full`` the breast cancer table as well. Half of the rows are for learning;
+# Wine, and with ``ZOO_PAGES=full`` the breast cancer table as well. Half of the rows are for learning;
 # columns are standardised by them.
 import os
 import warnings

@@ -104,7 +104,8 @@ bad, good = run(schools), run(noncentred, GROUPS)
 print("BAD", report(bad).text, sep="\n")
 
 # %%
-# Read the second line first, then the checks that failed; together they tell one story.
+# The first line, below the word BAD, is the conclusion: it names the checks that failed. Below it
+# each check stands with its figures. Read the failed ones, marked NO; they tell one story.
 # *Divergences*: there is a region that the integrator could not enter. *E-BFMI*: the energy drifts
 # too slowly from draw to draw. *ESS* and *R-hat*: the effective sample size is small, and the
 # chains disagree.

@@ -176,8 +176,8 @@ def test_few_replicates_are_asked_for_student_s_quantile():
         trees["best"].attrs["log_evidence"] = -32.0 + size
         found = doubts(trees)
         assert (
-            ("within its error" in found["three"])
-            is ("of three within its error" in found["best"])
+            ("its log Bayes factor against the best" in found["three"])
+            is ("log Bayes factor of three against it" in found["best"])
             is is_tie
         )
 

@@ -227,7 +227,7 @@ FIRST = {
     "a date": (
         pd.DataFrame({"born": pd.to_datetime(["2001-02-03"])}),
         TypeError,
-        "column 'born': found the type datetime64.*a date say into days",
+        r"column 'born': found the type datetime64.*pd.to_datetime\(X\['born'\], utc=True\)",
     ),
     "an object": (
         np.array([[1.0], [{}]], object),
@@ -258,6 +258,27 @@ def test_tables_that_cannot_be_read(name):
     table, error, match = FIRST[name]
     with pytest.raises(error, match=match):
         Columns.learn(table).encode(table)
+
+
+def test_the_advice_for_dates_gives_days_since_1970():
+    day = pd.to_datetime(["1970-01-02 00:00", None, "1970-01-03 12:00"])
+    for dates in (day, day.tz_localize("UTC")):
+        table = pd.DataFrame({"born": dates})
+        with pytest.raises(TypeError) as error:
+            Columns.learn(table)
+        expression = str(error.value).partition("into days: ")[2].rstrip(".")
+        days = eval(expression, {"X": table, "pd": pd})
+        np.testing.assert_array_equal(days, [1.0, np.nan, 2.5])
+
+
+def test_a_column_of_distinct_texts_is_taken_for_an_id():
+    table = pd.DataFrame({"id": [f"P{i}" for i in range(20)], "ward": ["a", "b"] * 10})
+    with pytest.warns(UserWarning, match="column 'id': found 20 distinct texts in 20 rows"):
+        Columns.learn(table)
+    Columns.learn(table[:19])  # too few rows to tell
+    others = pd.Categorical(["P0"] * 20, categories=table["id"])
+    Columns.learn(table.assign(id=others))
+    Columns.learn(table.assign(id=table["id"].where(table["id"] != "P1", "P2")))
 
 
 def test_a_component_of_ones_own_takes_numbers_alone():

@@ -47,7 +47,7 @@ def test_nothing_is_told_before_fit():
         (
             {"link": "poisson"},
             SEEN,
-            r"link: found 'poisson', wanted one of \['binomial', 'gaussian', 'ordered'\]",
+            r"link: found 'poisson', wanted one of \['binomial', 'gaussian', 'ordered', ",
         ),
         (
             {"link": "binomial"},

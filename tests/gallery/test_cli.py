@@ -177,6 +177,17 @@ def test_show_reads_the_priors_off_a_trace(done):
     assert "y [row] ~ CategoricalLogits(logits=f(bias, weight)), observed\n" in out
 
 
+@pytest.mark.parametrize("model", ["bsvd", "iqgme"])
+def test_show_has_the_priors_of_a_fit_not_those_of_the_simulator(model, capsys, numpyro_promotion):
+    wide = {"bsvd": zoo.bsvd.VAGUE, "iqgme": zoo.iqgme.FEW_EXPERTS}[model]
+    site = {"bsvd": "alpha_s", "iqgme": "alpha"}[model]
+    prior = f"Gamma(concentration={float(wide.concentration):g}, rate={float(wide.rate):g})"
+    assert cli.main(["show", model]) == 0
+    out = capsys.readouterr().out
+    assert f"  {site} ~ {prior}\n" in out
+    assert "concentration=5" not in out  # of the simulator
+
+
 def test_data_lists_and_describes(done):
     assert done["data"][0] == done["data wine"][0] == 0
     assert re.search(r"^wine +Wine, chemical analysis", done["data"][1], re.M)

@@ -67,7 +67,7 @@ def test_fit_draws_the_bound_and_names_what_it_found(done, room, name):
     tree = az.from_netcdf(room.folder / f"{name}.nc")
     assert list(tree["constant_data"]["feature"].values) == ["first", "second"]
     bound, groups = (tree["sample_stats"][name].values[0, -1] for name in ("elbo", "num_groups"))
-    assert f"bound of the log-evidence {bound:.1f}, groups with a row or more {groups}\n" in out
+    assert f"ELBO {bound:.1f} (lower bound of the log-evidence), {groups} groups in use\n" in out
 
 
 def test_draws_are_named_and_drawn(done, room):

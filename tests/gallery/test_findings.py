@@ -105,7 +105,7 @@ def test_rank_and_effects_have_names_and_units():
     tree = tree_of(draws, entries='["user", "film"]', categories=categories, scale=3.0)
     assert findings(tree) == ["rank: 2 (67% of draws)", "effects of user: bob -3, ann +1.5"]
     tree["posterior"]["row_weights"] *= 0
-    assert findings(tree)[1] == "effects of user: none two deviations from 0"
+    assert findings(tree)[1] == "effects of user: none is clearly different from 0"
 
 
 def test_clusters_are_those_of_the_likeliest_draw():

@@ -72,7 +72,7 @@ def test_columns_without_numbers_are_named(name):
         with pytest.raises(ValueError, match=r"these columns hold others: 'colour' \(String\)"):
             getattr(gallery, name)().fit(X, [0, 1])
     days = pd.DataFrame({"day": pd.to_datetime(["2020-01-01", "2020-01-02"])})
-    with pytest.raises(ValueError, match=r"'day' \(Datetime.*dates as days"):
+    with pytest.raises(ValueError, match=r"'day' \(Datetime.*dates into days: .*\['day'\]"):
         getattr(gallery, name)().fit(days, [0, 1])
 
 
