@@ -52,12 +52,13 @@ def test_an_elbo_that_still_moves(rng, drift):
     assert ("rises" if drift > 0 else "falls") in page["ELBO settled"].reason
 
 
-def test_a_jump_of_an_ascent_that_has_come_to_rest(rng):
+@pytest.mark.parametrize("at", [40, 55])
+def test_a_jump_of_an_ascent_that_has_come_to_rest(rng, at):
     """As of a coordinate ascent that lets go of what it held: it is at rest after the jump, and
     not where it goes on to rise.
     """
     step = np.arange(61)
-    jump = np.tile(np.where(step > 40, -77.0, -97.0), (3, 1)) - 0.9**step
+    jump = np.tile(np.where(step > at, -77.0, -97.0), (3, 1)) - 0.9**step
     tree = trees.variational(rng)
     tree = xr.DataTree.from_dict(
         {**tree.to_dict(), "/sample_stats": xr.Dataset({"elbo": (["chain", "step"], jump)})}
