@@ -73,6 +73,8 @@ def read_inputs(request: Request, data: Dataset | None = None) -> Inputs:
     arguments = _bind(entry, data, features, options.model)
     if is_own:
         _check_sites(request.model, entry.model, arguments)
+    elif not entry.takes_missing:
+        _refuse_missing(request, entry, data)
     link = learn_link(entry.model, arguments, request.raw)
     if link is not None:
         arguments["value"] = link.coded(entries_of(arguments)).value
@@ -332,6 +334,24 @@ def _refuse_texts(name: str, data: Dataset) -> None:
                 "take for numbers, in alphabetical order. Give --dummies, which makes each text a "
                 f"column of 0 and 1, or --drop {column}, or choose a model of texts: aclass"
             )
+
+
+def _refuse_missing(request: Request, entry: zoo.Entry, data: Dataset) -> None:
+    """Refuse features with missing entries, before anything is compiled for them."""
+    x = data.arrays.get("x")
+    takes_features = "x" in inspect.signature(entry.model).parameters
+    if x is None or x.dtype.kind != "f" or not takes_features or not np.isnan(x).any():
+        return
+    of_text = {f"{name}={text}": name for name, texts in data.dummies.items() for text in texts}
+    places = np.flatnonzero(np.isnan(x).any(axis=0)).tolist()
+    names = [data.feature_names[i] if data.feature_names else f"feature {i}" for i in places]
+    columns = list(dict.fromkeys(of_text.get(name, name) for name in names))
+    advice = f"drop them by --drop {','.join(columns)}, or " if is_table(request.data) else ""
+    raise ValueError(
+        f"--data {request.data_name}: {entry.name} takes no missing features, and these columns "
+        f"have empty cells: {', '.join(columns)}; {advice}take a model of missing features, aclass "
+        "or iqgme"
+    )
 
 
 def _component(data: Dataset, x: np.ndarray) -> Callable:

@@ -90,7 +90,12 @@ ERRORS = {
     ),
     "missing features": (
         ["fit", "softmax", "--data", "holes.csv", "-o", "never.nc"],
-        "argument 'x': 1 entries are NaN",
+        "softmax takes no missing features, and these columns have empty cells: a; "
+        "drop them by --drop a, or take a model of missing features, aclass or iqgme",
+    ),
+    "missing texts": (
+        ["fit", "softmax", "--data", "texts.csv", "--dummies", "-o", "never.nc"],
+        "these columns have empty cells: colour; drop them by --drop colour, or",
     ),
     "texts as numbers": (
         ["fit", "softmax", "--data", "texts.csv", "-o", "never.nc"],
