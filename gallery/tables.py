@@ -4,9 +4,9 @@
     x_new = read_features("new_patients.csv", train.feature_names, train.categories)
 
 Columns of numbers stay numbers. Columns of True and False become 1 and 0. Columns of dates, such as
-2024-03-01 or 01.03.2024, become days since 1970. Any other column is categorical: its texts,
-sorted, become the codes 0, 1, ... A missing cell is empty or NA, and is NaN in `x`. Errors name the
-file, the line and the column.
+2024-03-01, 01.03.2024 or 03/31/2024, become days since 1970. Any other column is categorical: its
+texts, sorted, become the codes 0, 1, ... A missing cell is empty or NA, and is NaN in `x`. Errors
+name the file, the line and the column.
 
 Cells may be delimited by commas, semicolons, tabs or bars, and numbers may have decimal commas
 where the delimiter is another. A text that is not UTF-8 is read as Windows-1252. What was found is
@@ -52,7 +52,7 @@ MISSING = frozenset({"", "NA", "NaN", "nan"})
 # marks of missing values in other programs, in lower case
 MARKS = frozenset({"?", "na", "n/a", "n.a.", "#n/a", "<na>", "null", "missing"})
 DELIMITERS = ",;\t|"
-DAY_FIRST = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4})")
+YEAR_LAST = re.compile(r"(\d{1,2})([./-])(\d{1,2})\2(\d{4})((?:[ T].*)?)")
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # the column of rows without names
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
@@ -422,7 +422,7 @@ def encode(
         target_name=target or "",
         categories=categories,
         dummies=dummies,
-        dates=tuple(name for name in names if name not in categories and _are_dates(table, name)),
+        dates=tuple(name for name in names if name not in categories and _days(table, name)),
         notes=table.notes,
         description=f"{len(names)} features of {len(table.rows)} rows; the target is {target!r}.",
     )
@@ -532,13 +532,18 @@ def number_of(cell: str) -> float | None:
     return None if "_" in cell else value
 
 
-def days_of(cell: str) -> float | None:
-    """Return the days since 1970 of a date, or None: 2024-03-01, with or without a time, or
-    01.03.2024.
+def days_of(cell: str, day_first: bool = True) -> float | None:
+    """Return the days since 1970 of a date, or None.
+
+    Args:
+        cell: a date, such as 2024-03-01, 01.03.2024 or 01/03/2024, with or without a time.
+        day_first: whether the day comes before the month where slashes or hyphens divide them.
     """
-    if match := DAY_FIRST.fullmatch(cell):
-        day, month, year = match.groups()
-        cell = f"{year}-{month:0>2}-{day:0>2}"
+    if match := YEAR_LAST.fullmatch(cell):
+        day, mark, month, year, time = match.groups()
+        if mark != "." and not day_first:
+            day, month = month, day
+        cell = f"{year}-{month:0>2}-{day:0>2}{time}"
     if not re.match(r"\d{4}-\d\d-\d\d", cell):
         return None
     try:
@@ -549,9 +554,31 @@ def days_of(cell: str) -> float | None:
     return (moment - EPOCH).total_seconds() / 86400
 
 
-def _are_dates(table: Table, name: str) -> bool:
-    present = [cell for cell in table.column(name) if cell not in MISSING]
-    return bool(present) and all(days_of(cell) is not None for cell in present)
+def _days(table: Table, name: str) -> dict[str, float]:
+    """The days since 1970 of each date in a column; empty where a cell is no date."""
+    cells = {cell for cell in table.column(name) if cell not in MISSING}
+    first, second = (_each_day(cells, day_first) for day_first in (True, False))
+    if first and second and first != second:
+        row, cell = next(
+            (row, cell)
+            for row, cell in enumerate(table.column(name))
+            if first.get(cell) != second.get(cell)
+        )
+        raise TableError(
+            f"{table.place(row, name)}: the day or the month of {cell!r} may come first, and no "
+            "other cell of the column tells which; write dates as 2024-03-31, or leave the column "
+            "out"
+        )
+    return first or second
+
+
+def _each_day(cells: set[str], day_first: bool) -> dict[str, float]:
+    found = {}
+    for cell in cells:
+        if (day := days_of(cell, day_first)) is None:
+            return {}
+        found[cell] = day
+    return found
 
 
 def _categories(table: Table, name: str, categorical: bool) -> tuple[str, ...]:
@@ -566,7 +593,7 @@ def _categories(table: Table, name: str, categorical: bool) -> tuple[str, ...]:
     if not categorical and (
         not any(number_of(cell) is None for cell in present)
         or all(cell in BOOLEANS for cell in present)
-        or _are_dates(table, name)
+        or _days(table, name)
     ):
         return ()
     is_error = len(present) - len(texts) > 9 * len(texts) or (
@@ -595,7 +622,8 @@ def _in_order(values: Sequence[str]) -> tuple[str, ...]:
 
 def _numbers(table: Table, name: str) -> np.ndarray:
     values = np.full(len(table.rows), np.nan)
-    number = days_of if _are_dates(table, name) else number_of
+    days = _days(table, name)
+    number = days.get if days else number_of
     for row, cell in enumerate(table.column(name)):
         if cell in MISSING:
             continue

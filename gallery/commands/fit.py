@@ -352,19 +352,28 @@ def _columns(data: Dataset, request: Request) -> list[str]:
 
 
 def _ids(data: Dataset) -> list[str]:
-    """A warning for each column that tells nearly every row from all others, as an id does."""
-    found = []
-    for name, values in zip(data.feature_names, data.arrays["x"].T, strict=True):
+    """A warning for each column that tells nearly every row from all others, as an id does.
+
+    Half as many texts as rows are enough, for each is a category of its own.
+    """
+    found = [_id(name, len(texts), len(data["x"]), 0.5) for name, texts in data.dummies.items()]
+    made = {f"{name}={text}" for name, texts in data.dummies.items() for text in texts}
+    for name, values in zip(data.feature_names, data["x"].T, strict=True):
         present = values[~np.isnan(values)]
         is_whole = name in data.categories or name in data.dates or (present % 1 == 0).all()
-        distinct = len(np.unique(present))
-        if is_whole and len(present) >= 20 and distinct >= 0.9 * len(present):
-            found.append(
-                f"warning: {name!r} has {distinct} distinct values in {len(present)} rows, as an "
-                f"id has; leave it out by --drop {name}, or keep it beside predictions by --id "
-                f"{name}"
-            )
-    return found
+        if is_whole and name not in made:
+            share = 0.5 if name in data.categories else 0.9
+            found.append(_id(name, len(np.unique(present)), len(present), share))
+    return [warning for warning in found if warning]
+
+
+def _id(name: str, distinct: int, rows: int, share: float) -> str:
+    if rows < 20 or distinct < share * rows:
+        return ""
+    return (
+        f"warning: {name!r} has {distinct} distinct values in {rows} rows, as an id has; leave it "
+        f"out by --drop {name}, or keep it beside predictions by --id {name}"
+    )
 
 
 def _print_results(tree: xr.DataTree, request: Request, folder: Path | None, seconds: float) -> int:

@@ -106,6 +106,17 @@ def test_what_is_no_feature_is_warned_of_dropped_and_kept_beside_predictions(don
     assert [line.split(",")[0] for line in lines[1:]] == [f"P{1000 + i}" for i in range(5)]
 
 
+@pytest.mark.parametrize("options", [[], ["--dummies"]])
+def test_texts_with_half_as_many_values_as_rows_are_warned_of(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"note {i % 25},{i % 3}.5,{'uv'[i % 2]}" for i in range(40)]
+    (tmp_path / "notes.csv").write_text("\n".join(["note,a,y", *rows]))
+    with mock.patch("inference.Driver.run", side_effect=ValueError("it ran")):
+        _, out, _ = run("fit", "aclass", "--data", "notes.csv", *options)
+    assert out.count("warning: ") == 1
+    assert "warning: 'note' has 25 distinct values in 40 rows, as an id has" in out
+
+
 def test_a_run_knows_which_columns_are_dates(done, folder):
     assert done["dates"][0] == 0
     assert saved_data(opened(folder, "dates.nc")).dates == ("admitted",)

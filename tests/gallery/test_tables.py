@@ -133,6 +133,24 @@ def test_dates_are_days(write):
     assert mixed.categories["a"] == ("13th", "1970-01-01")
 
 
+@pytest.mark.parametrize("cells", [("31/01/1970", "02/03/1970"), ("01/31/1970", "03/02/1970")])
+@pytest.mark.parametrize("mark", "/-")
+def test_a_day_above_12_tells_the_order_of_day_and_month(write, cells, mark):
+    first, second = (cell.replace("/", mark) for cell in cells)
+    data = read_csv(write(f"a,y\n{first},u\n{second} 12:00,v\n,u\n{second},v\n"))
+    np.testing.assert_array_equal(data.x[:, 0], [30, 60.5, np.nan, 60])
+    assert data.dates == ("a",)
+
+
+def test_dates_whose_day_and_month_may_change_places_are_refused(write):
+    path = write("a,y\n05/05/2024,u\n03/04/2024,v\n")
+    with pytest.raises(TableError, match="line 3, column 'a': the day or .* of '03/04/2024' may"):
+        read_csv(path)
+    assert read_csv(write("a,y\n05/05/1970,u\n5.1.1970,v\n")).x[:, 0].tolist() == [124, 4]
+    mixed = read_csv(write("a,y\n31/01/1970,u\n01/31/1970,v\n"))
+    assert mixed.categories["a"] == ("01/31/1970", "31/01/1970")
+
+
 def test_columns_are_left_out_or_chosen(write):
     path = write("id,a,b,c,y\n7,1,2,3,u\n8,4,5,6,v\n")
     assert read_csv(path, drop=["id", "b"]).feature_names == ("a", "c")
