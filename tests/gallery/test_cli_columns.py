@@ -77,6 +77,7 @@ def done(folder):
         found["predict others"] = run("predict", "others.nc", "held_out.csv")
         found["seed"] = run(*FIT, *KEEP, "-o", "seed.nc", "--seed", "1")
         found["compare"] = run("compare", "run.nc", "seed.nc")
+        found["compare dates"] = run("compare", "run.nc", "dates.nc")
         found["too few"] = run(*FIT, *KEEP, "-o", "never.nc", "--test", "0.05")
         found["no time"] = run(*FIT, *KEEP, "-o", "never.nc", "--option", "max_time=0")
     return found
@@ -201,6 +202,12 @@ def test_runs_are_compared_on_the_same_held_out_rows(done, folder):
     assert lines[2].split()[0] == "seed"
     assert lines[3].split()[:2] == ["logistic", "regression"]
     assert "log_evidence" in lines[4]
+
+
+def test_a_run_without_a_score_is_named(done):
+    code, _, err = done["compare dates"]
+    assert code == 2
+    assert "compare: dates has no held-out score, and nothing else ranks all runs; fit" in err
 
 
 @pytest.mark.parametrize(

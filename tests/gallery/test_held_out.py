@@ -11,7 +11,7 @@ from numpyro.infer.util import log_density
 from scipy.stats import norm
 
 from gallery._dataset import Dataset
-from gallery.commands import held_out
+from gallery.commands import held_out, reports
 from gallery.commands.inputs import read_inputs
 from gallery.commands.request import Request
 from inference import Program
@@ -171,3 +171,25 @@ def test_the_baseline_of_entries_is_ridge_regression(tmp_path, monkeypatch, nump
     rmse = lambda guess: f"{np.sqrt(np.mean((guess - found['y'].values) ** 2)):.3f}"
     assert first.split() == ["bsvd", rmse(mean), f"{float(found['log_score'].mean()):.3f}"]
     assert second.split() == ["additive", "effects", rmse(found["baseline_predicted"].values)]
+
+
+@pytest.mark.parametrize("coded", [{}, {"shift": 3.0, "scale": 2.0}], ids=["raw", "standardised"])
+def test_entries_of_two_codings_are_compared_by_rmse(coded, monkeypatch, capsys):
+    """A run of standardised entries, and one of levels, which has no log score."""
+    y = np.array([1.0, 2, 3, 4, 5])
+    same = {"y": ("row", y), "baseline_predicted": ("row", y + 3)}
+    attrs = {"baseline": "additive effects", "of": "25 entries"}
+    far = xr.Dataset(same | {"predicted": ("row", y + 2), "log_score": ("row", y)}, attrs=attrs)
+    near = xr.Dataset(same | {"predicted": ("row", y + 1)}, attrs=attrs)
+    trees = {
+        "far": xr.DataTree.from_dict({"held_out": far}),
+        "near": xr.DataTree.from_dict({"held_out": near}),
+    }
+    trees["far"].attrs |= coded
+    trees["near"].attrs |= {"levels": (1, 2, 3, 4, 5)}
+    monkeypatch.setattr(reports, "open_run", lambda path: trees[path.stem])
+    assert reports.compare(SimpleNamespace(first="far.nc", others=["near.nc"])) == 0
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title.split()[-3:] == ["RMSE", "log", "score"]
+    assert [line.split()[-2:] for line in lines[:2]] == [["2.000", "3.000"], ["near", "1.000"]]
+    assert lines[3].startswith("best by RMSE: near; ")
