@@ -97,6 +97,7 @@ def read_csv(
     classes: bool = True,
     drop: Sequence[str] = (),
     columns: Sequence[str] = (),
+    id_column: str | None = None,
 ) -> Dataset:
     """Read a data set from a CSV file with a header.
 
@@ -111,24 +112,30 @@ def read_csv(
             then those of `like`, and an unknown class or category is an error.
         task: a column with the task of each row, which becomes the array `task`.
         classes: False: all numbers of the target are a quantity.
-        drop: columns that are no features, such as ids.
+        drop: columns that are no features.
         columns: the features; none: all columns that are left.
+        id_column: a column that names the rows, and is no feature; with `like` it may be absent.
     """
     table = read_table(path)
+    if like is not None and id_column not in table.header:
+        id_column = None
     if target is None:
         target = (
-            [name for name in table.header if name != task and name not in drop][-1]
+            [name for name in table.header if name not in (task, id_column, *drop)][-1]
             if like is None
             else like.target_name
         )
-    uses = {"the target": (target,), "the task": (task,), "dropped": drop, "a feature": columns}
-    require_columns(table, uses)
+    uses = {"the target": (target,), "the task": (task,), "the id": (id_column,)}
+    require_columns(table, uses | {"dropped": drop, "a feature": columns})
     if columns:
         kept = {*columns, target, task}
         drop = [*drop, *(name for name in table.header if name not in kept)]
+    left_out = [name for name in (*drop, id_column, task) if name is not None]
+    data = encode(table, target, drop=left_out, like=like, classes=classes)
+    if id_column is not None:
+        data = replace(data, ids=tuple(table.column(id_column)))
     if task is None:
-        return encode(table, target, drop=drop, like=like, classes=classes)
-    data = encode(table, target, drop=(*drop, task), like=like, classes=classes)
+        return data
     codes, names = _tasks(table, task, None if like is None else like.categories[task])
     return replace(
         data, arrays={**data.arrays, "task": codes}, categories={**data.categories, task: names}

@@ -102,7 +102,12 @@ def update(args: Any) -> int:
     except ValueError as error:
         raise ValueError(f"{args.run}: {error}") from error
     before = saved_inputs(tree)
-    more = read_csv(args.table, target=before.data.target_name or "class", like=before.data)
+    more = read_csv(
+        args.table,
+        target=before.data.target_name or "class",
+        like=before.data,
+        id_column=before.request.id,
+    )
     _, scaled, _ = saved_columns(tree, args.run)
     given = {"x": scaled.standardise(more["x"]), "y": more["y"]}
     _refuse_numbers(before.data, given["x"], args.table)
@@ -111,6 +116,8 @@ def update(args: Any) -> int:
     print(
         f"{before.entry.name} on {before.data.name}: {tree.attrs['steps']} rows, and "
         f"{len(given['y'])} more of {args.table}{without}",
+        *_learned_twice(before, more),
+        sep="\n",
         flush=True,
     )
     driver = _driver(before, max_time=None)
@@ -120,13 +127,29 @@ def update(args: Any) -> int:
         tree = driver.tree()
     arguments = driver.whole_program.arguments
     request = replace(before.request, output=str(output), plot=None)
-    data = replace(before.data, arrays={name: arguments[name] for name in before.data.arrays})
+    data = replace(
+        before.data,
+        arrays={name: arguments[name] for name in before.data.arrays},
+        ids=(*before.data.ids, *more.ids),
+    )
     inputs = before._replace(request=request, data=data, features=scaled, arguments=arguments)
     tree = _completed(tree, inputs, driver)
     write_tree(tree, output)
     _print_results(tree, request, None, perf_counter() - started)
     print(*findings(tree), trust_text(tree, _short(request.output)), sep="\n")
     return 0
+
+
+def _learned_twice(before: Inputs, more: Dataset) -> list[str]:
+    """A warning where rows of the same ids were learned already."""
+    known = set(before.data.ids) - {""}
+    twice = [name for name in dict.fromkeys(more.ids) if name in known]
+    if not twice:
+        return []
+    return [
+        f"warning: the run has learned rows with {len(twice)} of these values of "
+        f"{before.request.id!r} before ({some(twice, 3)}); a row that is learned twice counts twice"
+    ]
 
 
 def _refuse_numbers(learned: Dataset, x: np.ndarray, path: str) -> None:

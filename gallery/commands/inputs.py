@@ -125,6 +125,7 @@ def saved_data(tree: xr.DataTree) -> Dataset:
         categories=json.loads(tree.attrs["categories"]),
         dummies=json.loads(tree.attrs.get("dummies", "{}")),
         dates=tuple(json.loads(tree.attrs.get("dates", "[]"))),
+        ids=tuple(constant["row_id"].values.tolist()) if "row_id" in constant else (),
     )
 
 
@@ -147,8 +148,9 @@ def read_data(request: Request, model: Callable) -> Dataset:
             target=request.target,
             task=request.task,
             classes="num_classes" in inspect.signature(model).parameters,
-            drop=(*request.drop, *([request.id] if request.id else [])),
+            drop=request.drop,
             columns=request.columns,
+            id_column=request.id,
         )
     from gallery.datasets import load, names
 

@@ -54,6 +54,8 @@ def annotate(tree: xr.DataTree, inputs: Inputs) -> xr.DataTree:
         constant = constant.assign(
             x_mean=("feature", inputs.features.mean), x_std=("feature", inputs.features.scale)
         )
+    if data.ids:
+        constant = constant.assign(row_id=("row_id_dim_0", list(data.ids)))
     named = {dim: list(values) for dim, values in names.items() if values}
     # a coordinate would take the place of the argument of its name
     constant = constant.rename({dim: f"{dim}_of_row" for dim in named if dim in constant.data_vars})

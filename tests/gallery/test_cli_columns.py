@@ -77,6 +77,8 @@ def done(folder):
         found["predict others"] = run("predict", "others.nc", "held_out.csv")
         found["seed"] = run(*FIT, *KEEP, "-o", "seed.nc", "--seed", "1")
         found["compare"] = run("compare", "run.nc", "seed.nc")
+        found["update"] = run("update", "others.nc", "held_out.csv", "-o", "both.nc")
+        found["update again"] = run("update", "both.nc", "held_out.csv")
         found["compare dates"] = run("compare", "run.nc", "dates.nc")
         found["too few"] = run(*FIT, *KEEP, "-o", "never.nc", "--test", "0.05")
         found["no time"] = run(*FIT, *KEEP, "-o", "never.nc", "--option", "max_time=0")
@@ -202,6 +204,19 @@ def test_runs_are_compared_on_the_same_held_out_rows(done, folder):
     assert lines[2].split()[0] == "seed"
     assert lines[3].split()[:2] == ["logistic", "regression"]
     assert "log_evidence" in lines[4]
+
+
+def test_an_update_warns_of_rows_that_were_learned_before(done, folder):
+    code, out, err = done["update"]
+    assert (code, "warning: " in out) == (0, False), err
+    code, out, err = done["update again"]
+    assert code == 0, err
+    assert (
+        "warning: the run has learned rows with 8 of these values of 'patient' before (P10" in out
+    )
+    ids = saved_data(opened(folder, "both.nc")).ids
+    assert len(ids) == 48
+    assert set(ids) == {row[0] for row in table(folder)[1:]}
 
 
 def test_a_run_without_a_score_is_named(done):
