@@ -58,6 +58,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
 DECIMAL_POINT = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?")
 BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
+MOST_NAMED = 10  # categories in an error
+LIKE_IDS = 20  # categories of a column whose texts may be ids
 MANY_VALUES = 10  # decimal numbers with more distinct values are a quantity, not class labels
 
 
@@ -247,6 +249,7 @@ def read_features(
     feature_names: Sequence[str],
     categories: Mapping[str, Sequence[str]] | None = None,
     dummies: Mapping[str, Sequence[str]] | None = None,
+    takes_others: bool = False,
 ) -> np.ndarray:
     """Read the features of new rows; other columns of the file are ignored.
 
@@ -255,11 +258,14 @@ def read_features(
         feature_names: columns of the file, or of `with_dummies`, in the order of the result.
         categories: column -> its categories in the order of their codes.
         dummies: column -> its texts, which are columns of 0 and 1 in the result.
+        takes_others: whether a text that is no category gets the code after the last one; else it
+            is an error.
 
     Returns:
         x, [row, feature].
     """
-    return _features(read_table(path), feature_names, categories or {}, dummies or {})
+    table = read_table(path)
+    return _features(table, feature_names, categories or {}, dummies or {}, takes_others)
 
 
 def _features(
@@ -267,6 +273,7 @@ def _features(
     feature_names: Sequence[str],
     categories: Mapping[str, Sequence[str]],
     dummies: Mapping[str, Sequence[str]],
+    takes_others: bool = False,
 ) -> np.ndarray:
     known = {**categories, **dummies}
     made = {f"{name}={text}" for name, each in dummies.items() for text in each}
@@ -274,7 +281,9 @@ def _features(
     _require(table, names)
     x = np.column_stack(
         [
-            _coded(table, name, known[name]) if name in known else _numbers(table, name)
+            _coded(table, name, known[name], takes_others)
+            if name in known
+            else _numbers(table, name)
             for name in names
         ]
     )
@@ -644,19 +653,28 @@ def _numbers(table: Table, name: str) -> np.ndarray:
     return values
 
 
-def _coded(table: Table, name: str, categories: Sequence[str]) -> np.ndarray:
+def _coded(
+    table: Table, name: str, categories: Sequence[str], takes_others: bool = False
+) -> np.ndarray:
+    """Codes of the categories, NaN where missing; the number after the last one for others."""
     codes = {category: float(code) for code, category in enumerate(categories)}
-    values = np.full(len(table.rows), np.nan)
-    for row, cell in enumerate(table.column(name)):
-        if cell in MISSING:
-            continue
-        if cell not in codes:
-            known = f"known are {', '.join(categories)}; leave it empty to count it as missing"
-            raise TableError(
-                f"{table.place(row, name)}: category {cell!r} was not seen in training; {known}"
+    cells = table.column(name)
+    others = [cell for cell in cells if cell not in codes and cell not in MISSING]
+    if others and not takes_others:
+        more = f", ... {len(categories) - MOST_NAMED} more" if len(categories) > MOST_NAMED else ""
+        is_id = len(set(others)) > len(set(cells)) / 2 and len(categories) >= LIKE_IDS
+        raise TableError(
+            f"{table.place(cells.index(others[0]), name)}: category {others[0]!r} was not seen in "
+            f"training; known are {', '.join(categories[:MOST_NAMED])}{more}; "
+            + (
+                f"where it names rows, fit again with --id {name}"
+                if is_id
+                else "leave it empty where the model takes missing features"
             )
-        values[row] = codes[cell]
-    return values
+        )
+    return np.array(
+        [np.nan if cell in MISSING else codes.get(cell, float(len(codes))) for cell in cells]
+    )
 
 
 def _tasks(

@@ -145,23 +145,34 @@ def predicted_entries(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and standard deviation of entries of a matrix, noise included.
 
-    One value of each entry is drawn for each draw of the posterior.
+    One value of each entry is drawn for each draw of the posterior. A row or column without entries
+    is drawn from its prior, given the other sites of each draw.
 
     Args:
         tree: a saved run.
-        rows: row of each entry.
-        columns: column of each entry.
+        rows: row of each entry; the number after the last one is a row without entries, where
+            rows have names.
+        columns: column of each entry, likewise.
     """
     model, given = find_model(tree.attrs["model"]).model, json.loads(tree.attrs["arguments"])
     link = entries_link(tree)
     if isinstance(link, Ordered):
         given = link.settings | given
-    for place, size in zip((rows, columns), given["shape"], strict=True):
-        if len(place) and not 0 <= place.min() <= place.max() < size:
+    sizes, has_names = given["shape"], bool(json.loads(tree.attrs["categories"]))
+    for place, size in zip((rows, columns), sizes, strict=True):
+        if len(place) and not 0 <= place.min() <= place.max() < size + has_names:
             raise ValueError(
                 f"predict: found row or column {place.min()} .. {place.max()}, wanted 0 .. "
                 f"{size - 1}, those of the fit"
             )
+    has_others = (rows == sizes[0]).any() or (columns == sizes[1]).any()
+    if has_others:
+        given |= {"shape": [size + 1 for size in sizes]}
+    by_item = [
+        str(name)
+        for name, values in tree["posterior"].data_vars.items()
+        if has_others and {"row", "column"} & set(values.dims)
+    ]
     draws = draws_of(tree)
     one_entry = Program(model, row=np.zeros(1, int), column=np.zeros(1, int), **given)
     if absent := sorted(set(one_entry.latent[:-1]) - set(draws)):
@@ -173,17 +184,34 @@ def predicted_entries(
 
     def at(row: Array, column: Array) -> Array:
         program = Program(model, row=row, column=column, **given)
-        return jax.lax.map(
-            lambda one: program.trace(*one)[program.latent[-1]]["value"],
-            (draws, keys),
-            batch_size=64,
-        )
+
+        def drawn(one: tuple[dict[str, Array], Array]) -> Array:
+            values, key = one
+            if by_item:
+                values, key = _with_others(program, values, by_item, key)
+            return program.trace(values, key)[program.latent[-1]]["value"]
+
+        return jax.lax.map(drawn, (draws, keys), batch_size=64)
 
     index = np.asarray(chunks(len(rows), 8192))
     draw = compiled(at, rows[index[0]], columns[index[0]])
     parts = [link.decoded(np.asarray(draw(rows[chunk], columns[chunk]))) for chunk in index]
     mean, std = (np.concatenate([of(part, axis=0) for part in parts]) for of in (np.mean, np.std))
     return mean[: len(rows)], std[: len(rows)]
+
+
+def _with_others(
+    program: Program, values: dict[str, Array], by_item: Collection[str], key: Array
+) -> tuple[dict[str, Array], Array]:
+    """Add to the sites of rows and columns what the prior draws of a row and a column more."""
+    prior_key, key = random.split(key)
+    common = {name: value for name, value in values.items() if name not in by_item}
+    trace = program.trace(common, prior_key)
+    longer = {
+        name: jnp.concatenate([values[name], trace[name]["value"][len(values[name]) :]])
+        for name in by_item
+    }
+    return common | longer, key
 
 
 def _predict(model: Callable) -> Callable | None:

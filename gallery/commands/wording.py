@@ -3,7 +3,12 @@
 import difflib
 from collections.abc import Iterable, Sequence
 
-__all__ = ["some", "unknown"]
+__all__ = ["counted", "some", "unknown"]
+
+
+def counted(number: int, noun: str) -> str:
+    """Return "1 row", "2 rows"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def some(items: Sequence[str], most: int = 40) -> str:

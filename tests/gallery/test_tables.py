@@ -208,6 +208,16 @@ def test_missing_columns_and_unseen_categories_are_named(write):
         read_features(write("age,city\nold,Rome\n", "new.csv"), ("age", "city"), train.categories)
 
 
+def test_an_error_names_ten_categories_and_knows_ids(write):
+    ids = [f"P{i}" for i in range(30)]
+    with pytest.raises(TableError, match=r"known are P0, .*, P9, ... 20 more; .* with --id a"):
+        read_features(write("a\nQ1\nQ2\nP3\n"), ["a"], {"a": ids})
+    with pytest.raises(TableError, match=r"P9, ... 20 more; leave it empty"):
+        read_features(write("a\nQ1\nP2\nP3\n"), ["a"], {"a": ids})
+    found = read_features(write("a\nQ1\nP2\nNA\n"), ["a"], {"a": ids}, takes_others=True)
+    np.testing.assert_array_equal(found[:, 0], [30, 2, np.nan])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
