@@ -382,7 +382,9 @@ ARVIZ_KINDS = (
 
 def _add_plot(parser: _Parser) -> None:
     _add_run(parser, names=True)
-    parser.add_argument("-o", dest="output", metavar="OUT.png", help="default: RUN.png")
+    parser.add_argument(
+        "-o", dest="output", metavar="OUT.png", help="default: RUN.png, or RUN-KIND.png"
+    )
     parser.add_argument(
         "--kind",
         choices=(*KINDS, *ARVIZ_KINDS),
