@@ -53,7 +53,7 @@ from gallery.commands.runs import (
     with_states,
 )
 from gallery.commands.wording import some
-from gallery.tables import read_csv
+from gallery.tables import read_csv, read_table
 
 __all__ = ["check", "fit", "resume", "update"]
 
@@ -371,7 +371,20 @@ def _columns(data: Dataset, request: Request) -> list[str]:
     found += [f"{unlabelled} rows without {data.target_name!r}"] if unlabelled else []
     kind = "the class" if data.class_names else "a quantity"
     notes = "".join(f"; {note}" for note in data.notes)
-    return [f"read {'; '.join(found)}; {data.target_name!r} is {kind}{notes}", *_ids(data)]
+    return [
+        f"read {'; '.join(found)}; {data.target_name!r} is {kind}{_why_target(request)}{notes}",
+        *_ids(data),
+    ]
+
+
+def _why_target(request: Request) -> str:
+    """What a person may not have meant: the last column is left out, and another is the target."""
+    left_out = (*request.drop, request.id)
+    if request.target or not any(left_out):
+        return ""
+    if (last := read_table(request.data).header[-1]) not in left_out:
+        return ""
+    return f", as the last column that is left beside {last!r}; --target names another"
 
 
 def _ids(data: Dataset) -> list[str]:

@@ -60,6 +60,10 @@ ERRORS = {
         [*FIT, "--drop", "lenght"],
         "no column 'lenght' to be dropped; the columns are length, wings",
     ),
+    "an id that is not there": (
+        [*FIT, "--id", "nope"],
+        "no column 'nope' to be the id; the columns are length, wings",
+    ),
     "columns of a data set": (
         ["fit", "softmax", "--data", "wine", "--drop", "hue"],
         "--drop hue.*only a CSV file needs it",
@@ -261,6 +265,19 @@ def test_texts_that_a_model_makes_categories_of_are_taken(room, here, monkeypatc
     assert (
         "read texts: colour (3); 1 cells empty; 2 rows without 'label'; 'label' is the class"
         in told.out
+    )
+
+
+@pytest.mark.parametrize("option", ["--drop", "--id"])
+def test_a_target_is_told_that_stands_before_a_column_left_out(option, here, monkeypatch, capsys):
+    failing(monkeypatch, RuntimeError("it ran"))
+    fit = ("fit", "aclass", "--data", "insects.csv", "-o", "never.nc")
+    here(*fit, option, "species", "--target", "wings")
+    assert "'wings' is the class\n" in capsys.readouterr().out
+    here(*fit, option, "species")
+    assert (
+        "is a quantity, as the last column that is left beside 'species'; --target names another"
+        in capsys.readouterr().out
     )
 
 
