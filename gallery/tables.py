@@ -218,6 +218,7 @@ def read_matrix(path: str | Path, target: str | None = None) -> Dataset:
             f"wanted a column {target!r} and two others, of the row and of the column of each entry"
         )
         raise TableError(f"{path}: the columns are {', '.join(table.header)}; {wanted}")
+    _refuse_texts(table, target)
     values = _numbers(table, target)
     items = [name for name in table.header if name != target][:2]
     categories = {
@@ -717,6 +718,7 @@ def target_of(
         (not classes or _is_quantity(present)) if like is None else like["y"].dtype.kind == "f"
     )
     if quantity:
+        _refuse_texts(table, target)
         return _numbers(table, target), ()
     class_names = _in_order(present) if like is None else like.class_names
     if "-1" in class_names:
@@ -743,6 +745,17 @@ def target_of(
             )
         y[row] = codes[cell]
     return y, class_names
+
+
+def _refuse_texts(table: Table, target: str) -> None:
+    """Refuse a target without a number, where a model predicts numbers."""
+    texts = [cell for cell in table.column(target) if cell not in MISSING]
+    is_text = lambda cell: number_of(cell) is None and cell not in BOOLEANS
+    if texts and all(map(is_text, texts)) and not _days(table, target):
+        raise TableError(
+            f"{table.where}: this model predicts numbers, and the target {target!r} holds texts, "
+            f"such as {texts[0]!r}; name a column of numbers by --target"
+        )
 
 
 def _is_quantity(cells: Sequence[str]) -> bool:

@@ -317,9 +317,10 @@ def test_a_table_of_entries_is_read(tmp_path):
     [
         ([["a", "v"], ["1", "2"]], "two others"),
         ([["a", "b", "v"], ["1", "", "2"]], "it is empty"),
-        ([["a", "b", "v"], ["1", "2", "many"]], "not a finite number"),
+        ([["a", "b", "v"], ["1", "2", "many"]], "'v' holds texts, such as 'many'"),
+        ([["a", "b", "v"], ["1", "2", "many"], ["1", "3", "4"]], "not a finite number"),
     ],
-    ids=["two columns", "no column named", "a text"],
+    ids=["two columns", "no column named", "texts", "a text"],
 )
 def test_a_table_of_no_entries_is_refused(tmp_path, rows, words):
     write(tmp_path / "t.csv", rows)

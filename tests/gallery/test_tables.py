@@ -3,12 +3,13 @@
 import gzip
 import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from gallery.datasets import load
-from gallery.tables import TableError, read_csv, read_features, with_dummies, write_csv
+from gallery.tables import TableError, read_csv, read_features, read_matrix, with_dummies, write_csv
 
 PATIENTS = """age,city,smokes,blood pressure,outcome
 31,Rome,True,120.5,well
@@ -78,6 +79,13 @@ def test_whole_numbers_are_a_quantity_where_there_are_no_classes(write):
     assert data.class_names == ()
     with pytest.raises(TableError, match=r"line 3, column 'y': '\?' is not a finite number"):
         read_csv(write("a,y\n1,50\n2,?\n"), classes=False)
+
+
+def test_a_target_of_texts_is_no_quantity(write):
+    path = write("a,b,y\n1,2,icu\n2,3,home\n")
+    for read in (partial(read_csv, classes=False), read_matrix):
+        with pytest.raises(TableError, match="this model predicts numbers, .* by --target"):
+            read(path)
 
 
 def test_texts_beside_numbers_may_be_categories(write):
