@@ -46,6 +46,7 @@ from gallery.commands.runs import (
     annotate,
     main_variables,
     num_draws,
+    open_fit,
     open_run,
     scores_text,
     summary_text,
@@ -89,7 +90,7 @@ def update(args: Any) -> int:
     started, output = perf_counter(), Path(args.output or args.run).resolve()
     check_distinct({"the table": args.table, "-o": str(output)})
     check_writable(output, "-o", force=args.force or args.output is None)
-    tree = open_run(args.run)
+    tree = open_fit(args.run)
     kernel, is_own = str(tree.attrs.get("kernel")), is_file(str(tree.attrs.get("model")))
     if is_own or not command_of(kernel).learns_on or "states" not in tree.children:
         of = "a model file" if is_own else kernel

@@ -30,7 +30,7 @@ from gallery.commands.predictive import (
     state_probabilities,
 )
 from gallery.commands.request import check_distinct, check_writable
-from gallery.commands.runs import open_run, row_dims, waiting
+from gallery.commands.runs import open_fit, row_dims, waiting
 from gallery.commands.wording import counted
 from gallery.tables import read_features, read_table
 from inference import Program
@@ -47,7 +47,7 @@ def predict(args: Any) -> int:
     check_distinct({"the run": args.run, "the table": args.table, "-o": args.output})
     if args.output is not None:
         check_writable(Path(args.output), "-o", args.force)
-    tree = open_run(args.run)
+    tree = open_fit(args.run)
     options, is_own = parse(args.option), is_file(tree.attrs.get("model", ""))
     if options and not is_own:
         raise ValueError(
