@@ -4,11 +4,13 @@ Nothing heavy is imported here, so that `zoo --help` answers at once. Each comma
 `gallery.commands`.
 """
 
+import _thread
 import argparse
 import logging
 import os
 import sys
 import textwrap
+import threading
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -58,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "command" not in args:
             _parser().print_help()
             return 0
-        return _run(args)
+        with _interruptible():
+            return _run(args)
     except KeyboardInterrupt as error:
         print("; ".join(["zoo: interrupted", *_notes(error)]), file=sys.stderr)
         return 130
@@ -71,6 +74,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"zoo: {_one_line(error)}", file=sys.stderr)
         return 2
+
+
+@contextmanager
+def _interruptible() -> Generator[None]:
+    """Repeat a Ctrl-C that came in a callback of the garbage collector, where Python drops it."""
+    before = sys.unraisablehook
+
+    def hook(dropped: Any) -> None:
+        if dropped.exc_type is KeyboardInterrupt:
+            threading.Timer(0.01, _thread.interrupt_main).start()
+        else:
+            before(dropped)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ import csv
 import io
 import os
 import re
+import time
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from types import SimpleNamespace
 from unittest import mock
@@ -386,6 +387,21 @@ def test_ctrl_c_outside_of_the_run(here, monkeypatch, capsys):
     fit = ("fit", "softmax", "--data", "insects.csv", "-o", "never.nc", "--checkpoint", "stopped")
     assert here(*fit) == 130
     assert capsys.readouterr().err == "zoo: interrupted; go on with: zoo resume stopped\n"
+
+
+def test_ctrl_c_that_python_drops_is_repeated(here, monkeypatch, capsys):
+    class Dropping:
+        def __del__(self):
+            raise KeyboardInterrupt
+
+    def summary(args):
+        Dropping()
+        for _ in range(1000):
+            time.sleep(0.01)
+
+    monkeypatch.setattr("gallery.commands.reports.summary", summary)
+    assert here("summary", "no.nc") == 130
+    assert capsys.readouterr().err == "zoo: interrupted\n"
 
 
 # Models of other kinds.
