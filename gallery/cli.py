@@ -56,7 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     debug = "--debug" in arguments
     try:
-        args = _parser().parse_args(arguments)
+        args, others = _parser().parse_known_args(arguments)
+        if others:
+            see = f"(see {getattr(args, 'prog', 'zoo')} --help)"
+            raise _CommandError(f"unrecognized arguments: {' '.join(others)} {see}")
         if "command" not in args:
             _parser().print_help()
             return 0
@@ -203,7 +206,7 @@ def _parser() -> _Parser:
         command = commands.add_parser(
             name, help=text, description=text, parents=[common], **settings
         )
-        command.set_defaults(command=target)
+        command.set_defaults(command=target, prog=command.prog)
         return command
 
     add("list", "browse:list_models", "the models")
@@ -471,7 +474,7 @@ def _add_new(parser: _Parser) -> None:
 def _add_site(parser: _Parser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     build = actions.add_parser("build", help="run the pages and render the site")
-    build.set_defaults(command="site:build")
+    build.set_defaults(command="site:build", prog=build.prog)
     build.add_argument(
         "--full",
         action="store_true",
@@ -479,7 +482,7 @@ def _add_site(parser: _Parser) -> None:
     )
     build.add_argument("--no-run", action="store_true", help="render the words and the code alone")
     show = actions.add_parser("open", help="show the site in a browser")
-    show.set_defaults(command="site:open_site")
+    show.set_defaults(command="site:open_site", prog=show.prog)
     for action in (build, show):
         action.add_argument(
             "-o", dest="output", metavar="FOLDER", help="of the site (default: gallery/site)"

@@ -53,7 +53,7 @@ from gallery.commands.runs import (
     waiting,
     with_states,
 )
-from gallery.commands.wording import some
+from gallery.commands.wording import counted, some
 from gallery.tables import read_csv, read_table
 
 __all__ = ["check", "fit", "resume", "update"]
@@ -114,8 +114,9 @@ def update(args: Any) -> int:
     _refuse_numbers(before.data, given["x"], args.table)
     unlabelled = int((given["y"] == -1).sum())
     without = f", {unlabelled} of them without {more.target_name!r}" if unlabelled else ""
+    learned = counted(int(tree.attrs["steps"]), "row")
     print(
-        f"{before.entry.name} on {before.data.name}: {tree.attrs['steps']} rows, and "
+        f"{before.entry.name} on {before.data.name}: {learned}, and "
         f"{len(given['y'])} more of {args.table}{without}",
         *_learned_twice(before, more),
         sep="\n",
@@ -333,11 +334,11 @@ def _initial_values(inputs: Inputs) -> Mapping[str, Any] | None:
 
 def _headline(inputs: Inputs) -> str:
     data = inputs.data
-    sizes = [f"{len(data.feature_names)} features"] if data.feature_names else []
-    sizes += [f"{len(data.class_names)} classes"] if data.class_names else []
-    words = "entries" if "values" in data.arrays else "rows"
+    sizes = [counted(len(data.feature_names), "feature")] if data.feature_names else []
+    sizes += [counted(len(data.class_names), "class", "classes")] if data.class_names else []
+    words = ("entry", "entries") if "values" in data.arrays else ("row", "rows")
     arrays = [data.arrays[name] for name in ("y", "values") if name in data.arrays]
-    rows = [f"{len(array)} {words}" for array in (arrays or list(data.arrays.values()))[:1]]
+    rows = [counted(len(array), *words) for array in (arrays or list(data.arrays.values()))[:1]]
     plan = ", ".join(f"{key} {value}" for key, value in inputs.options.driver.items())
     return (
         f"{inputs.entry.name} on {data.name} ({', '.join(rows + sizes)}): {inputs.kernel}, {plan}, "
@@ -365,11 +366,11 @@ def _columns(data: Dataset, request: Request) -> list[str]:
     found += [f"texts, each a column of 0 and 1: {some(dummies, 8)}"] if dummies else []
     # an empty cell of a text column is missing in all columns that have taken its place
     once = made - {f"{name}={texts[-1]}" for name, texts in data.dummies.items()}
-    counted = [name not in once for name in data.feature_names]
-    missing = int(np.isnan(x[:, counted]).sum())
-    found += [f"{missing} cells empty"] if missing else []
+    places = [name not in once for name in data.feature_names]
+    missing = int(np.isnan(x[:, places]).sum())
+    found += [f"{counted(missing, 'cell')} empty"] if missing else []
     unlabelled = int((y == -1).sum()) if data.class_names else int(np.isnan(y).sum())
-    found += [f"{unlabelled} rows without {data.target_name!r}"] if unlabelled else []
+    found += [f"{counted(unlabelled, 'row')} without {data.target_name!r}"] if unlabelled else []
     kind = "the class" if data.class_names else "a quantity"
     notes = "".join(f"; {note}" for note in data.notes)
     return [
@@ -440,8 +441,9 @@ def _print_results(tree: xr.DataTree, request: Request, folder: Path | None, sec
     chains, draws = tree["posterior"].sizes["chain"], tree["posterior"].sizes["draw"]
     picture = f" and {_short(request.plot)}" if request.plot else ""
     print(
-        f"saved {_short(request.output)}{picture}: {chains} chains of {draws} draws, "
-        f"{tree.attrs['steps_run']} steps in {seconds:.1f} s"
+        f"saved {_short(request.output)}{picture}: "
+        f"{counted(chains, 'chain')} of {counted(draws, 'draw')}, "
+        f"{counted(int(tree.attrs['steps_run']), 'step')} in {seconds:.1f} s"
     )
     if is_early:
         print(f"ended early by {ended}{again}")

@@ -182,7 +182,7 @@ def _write_table(
     else:
         with open(path, "w", encoding="utf-8", newline="") as file:
             _write(file, each)
-        print(f"saved {path}: {len(columns)} rows")
+        print(f"saved {path}: {counted(len(columns), 'row')}")
     return 0
 
 

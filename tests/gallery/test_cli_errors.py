@@ -33,7 +33,22 @@ ERRORS = {
         ["fit", "softmax"],
         "the following arguments are required: --data .*zoo fit --help",
     ),
-    "unknown flag": ([*FIT, "--sed", "3"], "unrecognized arguments: --sed"),
+    "unknown flag": (
+        [*FIT, "--sed", "3"],
+        r"unrecognized arguments: --sed 3 \(see zoo fit --help\)",
+    ),
+    "unknown flag without a command": (
+        ["--sed"],
+        r"unrecognized arguments: --sed \(see zoo --help",
+    ),
+    "the beginning of an option": (
+        [*FIT, "--option", "nums=3"],
+        "no option 'nums'; did you mean 'num_samples'. there are .*_matrix, num_classes\n",
+    ),
+    "a short beginning of options": (
+        [*FIT, "--option", "num=3"],
+        "no option 'num'; did you mean 'num_warmup' or 'num_samples' or 'num_chains'",
+    ),
     "seed": ([*FIT, "--seed", "x"], "--seed: wanted a whole number from 0 to .*, found 'x'"),
     "seed of many digits": (
         [*FIT, "--seed", "99999999999999999999"],
@@ -264,7 +279,7 @@ def test_texts_that_a_model_makes_categories_of_are_taken(room, here, monkeypatc
     told = capsys.readouterr()
     assert "it ran" in told.err
     assert (
-        "read texts: colour (3); 1 cells empty; 2 rows without 'label'; 'label' is the class"
+        "read texts: colour (3); 1 cell empty; 2 rows without 'label'; 'label' is the class"
         in told.out
     )
 
