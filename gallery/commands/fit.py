@@ -386,7 +386,7 @@ def _why_target(request: Request) -> str:
         return ""
     if (last := read_table(request.data).header[-1]) not in left_out:
         return ""
-    return f", as the last column that is left beside {last!r}; --target names another"
+    return f", because the last column, {last!r}, is left out; --target names another"
 
 
 def _ids(data: Dataset) -> list[str]:

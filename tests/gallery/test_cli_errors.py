@@ -292,7 +292,7 @@ def test_a_target_is_told_that_stands_before_a_column_left_out(option, here, mon
     assert "'wings' is the class\n" in capsys.readouterr().out
     here(*fit, option, "species")
     assert (
-        "is a quantity, as the last column that is left beside 'species'; --target names another"
+        "is a quantity, because the last column, 'species', is left out; --target names another"
         in capsys.readouterr().out
     )
 
