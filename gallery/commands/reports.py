@@ -82,14 +82,16 @@ def _table(trees: dict[str, xr.DataTree], held_out: dict[str, xr.Dataset]) -> An
     try:
         return make_table(trees, test=test)
     except ValueError as error:
-        unscored = [name for name, tree in trees.items() if "held_out" not in tree]
-        if not unscored or any(is_file(str(tree.attrs.get("model"))) for tree in trees.values()):
+        models = [str(tree.attrs.get("model")) for tree in trees.values()]
+        if _held_out(trees) or any(map(is_file, models)):
             raise
-        have = "has" if len(unscored) == 1 else "have"
-        raise ValueError(
-            f"compare: {', '.join(unscored)} {have} no held-out score, and nothing else ranks all "
-            "runs; fit again with --test 0.2"
-        ) from error
+        unscored = [name for name, tree in trees.items() if "held_out" not in tree]
+        what = (
+            f"and there is no held-out score of {', '.join(unscored)}; fit again with --test 0.2"
+            if unscored
+            else "and their held-out scores are of different rows; fit to the same table"
+        )
+        raise ValueError(f"compare: nothing ranks all runs, {what}") from error
 
 
 def _are_coded_apart(trees: dict[str, xr.DataTree]) -> bool:

@@ -276,7 +276,7 @@ def test_report_and_summary_leave_out_what_is_not_identified(done):
 @pytest.mark.slow
 def test_a_user_without_entries_is_predicted(done):
     code, out, err = done["nobody"]
-    assert code == 0
+    assert code == 0, err
     assert "the fit has not seen the 'user' of 1 line, predicted as one without entries" in err
     assert out.splitlines()[1].startswith("u99,f0,")
 

@@ -222,7 +222,7 @@ def test_an_update_warns_of_rows_that_were_learned_before(done, folder):
 def test_a_run_without_a_score_is_named(done):
     code, _, err = done["compare dates"]
     assert code == 2
-    assert "compare: dates has no held-out score, and nothing else ranks all runs; fit" in err
+    assert "compare: nothing ranks all runs, and there is no held-out score of dates; fit" in err
 
 
 @pytest.mark.parametrize(
