@@ -114,9 +114,8 @@ def _check_posterior(tree: xr.DataTree) -> None:
 def _title(tree: xr.DataTree, kind: str) -> str:
     attrs = tree.attrs
     posterior = group_of(tree, "posterior")
-    size = " x ".join(
-        f"{posterior.sizes[dim]} {dim}s" for dim in ("chain", "draw") if dim in posterior.sizes
-    )
+    sizes = [(dim, posterior.sizes[dim]) for dim in ("chain", "draw") if dim in posterior.sizes]
+    size = " x ".join(f"{number} {dim}{'s' * (number != 1)}" for dim, number in sizes)
     seconds = f", {float(attrs['sampling_time']):.3g} s" if "sampling_time" in attrs else ""
     return (
         f"{attrs.get('model') or 'a model'} by {attrs.get('kernel', 'an unnamed kernel')} "

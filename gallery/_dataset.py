@@ -33,6 +33,7 @@ class Dataset:
     dummies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # columns that hold days since 1970, because their cells were dates
     dates: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()  # of the rows, where a column names them
     notes: tuple[str, ...] = ()  # how a file was read where that could be otherwise
     description: str = ""
     licence: str = ""

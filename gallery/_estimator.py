@@ -8,7 +8,7 @@ import xarray as xr
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from gallery._saving import packed, read_tree, unpacked, write_tree
+from gallery._saving import held_estimator, packed, read_tree, unpacked, write_tree
 
 __all__ = ["Imputer", "ZooEstimator"]
 
@@ -78,8 +78,7 @@ class ZooEstimator(BaseEstimator):
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         if found["class"] != cls.__name__:
-            kind = found["class"]
-            raise ValueError(f"{path}: holds a {kind}; load it by {kind}.load")
+            raise ValueError(f"{path}: {held_estimator(found['class'])}")
         del tree["estimator"]
         estimator = cls(**found["parameters"])
         vars(estimator).update(found["fitted"])

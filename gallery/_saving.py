@@ -35,6 +35,7 @@ from numpyro.distributions import Distribution
 __all__ = [
     "FORMAT",
     "best_state",
+    "held_estimator",
     "packed",
     "read_tree",
     "unpacked",
@@ -109,6 +110,12 @@ def read_tree(path: Path, what: str, wanted: str) -> xr.DataTree:
             " fit again"
         )
     return tree
+
+
+def held_estimator(kind: str) -> str:
+    """Return what a file of an estimator holds, and how to read it, for messages."""
+    article = "an" if kind[0] in "AEIOU" else "a"
+    return f"holds {article} {kind}; load it in Python by {kind}.load"
 
 
 def packed(value: Any) -> xr.Dataset:

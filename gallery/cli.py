@@ -4,11 +4,13 @@ Nothing heavy is imported here, so that `zoo --help` answers at once. Each comma
 `gallery.commands`.
 """
 
+import _thread
 import argparse
 import logging
 import os
 import sys
 import textwrap
+import threading
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -54,11 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     debug = "--debug" in arguments
     try:
-        args = _parser().parse_args(arguments)
+        args, others = _parser().parse_known_args(arguments)
+        if others:
+            see = f"(see {getattr(args, 'prog', 'zoo')} --help)"
+            raise _CommandError(f"unrecognized arguments: {' '.join(others)} {see}")
         if "command" not in args:
             _parser().print_help()
             return 0
-        return _run(args)
+        with _interruptible():
+            return _run(args)
     except KeyboardInterrupt as error:
         print("; ".join(["zoo: interrupted", *_notes(error)]), file=sys.stderr)
         return 130
@@ -71,6 +77,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"zoo: {_one_line(error)}", file=sys.stderr)
         return 2
+
+
+@contextmanager
+def _interruptible() -> Generator[None]:
+    """Repeat a Ctrl-C that came in a callback of the garbage collector, where Python drops it."""
+    before = sys.unraisablehook
+
+    def hook(dropped: Any) -> None:
+        if dropped.exc_type is KeyboardInterrupt:
+            threading.Timer(0.01, _thread.interrupt_main).start()
+        else:
+            before(dropped)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -182,7 +206,7 @@ def _parser() -> _Parser:
         command = commands.add_parser(
             name, help=text, description=text, parents=[common], **settings
         )
-        command.set_defaults(command=target)
+        command.set_defaults(command=target, prog=command.prog)
         return command
 
     add("list", "browse:list_models", "the models")
@@ -382,7 +406,9 @@ ARVIZ_KINDS = (
 
 def _add_plot(parser: _Parser) -> None:
     _add_run(parser, names=True)
-    parser.add_argument("-o", dest="output", metavar="OUT.png", help="default: RUN.png")
+    parser.add_argument(
+        "-o", dest="output", metavar="OUT.png", help="default: RUN.png, or RUN-KIND.png"
+    )
     parser.add_argument(
         "--kind",
         choices=(*KINDS, *ARVIZ_KINDS),
@@ -448,7 +474,7 @@ def _add_new(parser: _Parser) -> None:
 def _add_site(parser: _Parser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     build = actions.add_parser("build", help="run the pages and render the site")
-    build.set_defaults(command="site:build")
+    build.set_defaults(command="site:build", prog=build.prog)
     build.add_argument(
         "--full",
         action="store_true",
@@ -456,7 +482,7 @@ def _add_site(parser: _Parser) -> None:
     )
     build.add_argument("--no-run", action="store_true", help="render the words and the code alone")
     show = actions.add_parser("open", help="show the site in a browser")
-    show.set_defaults(command="site:open_site")
+    show.set_defaults(command="site:open_site", prog=show.prog)
     for action in (build, show):
         action.add_argument(
             "-o", dest="output", metavar="FOLDER", help="of the site (default: gallery/site)"

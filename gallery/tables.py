@@ -4,9 +4,9 @@
     x_new = read_features("new_patients.csv", train.feature_names, train.categories)
 
 Columns of numbers stay numbers. Columns of True and False become 1 and 0. Columns of dates, such as
-2024-03-01 or 01.03.2024, become days since 1970. Any other column is categorical: its texts,
-sorted, become the codes 0, 1, ... A missing cell is empty or NA, and is NaN in `x`. Errors name the
-file, the line and the column.
+2024-03-01, 01.03.2024 or 03/31/2024, become days since 1970. Any other column is categorical: its
+texts, sorted, become the codes 0, 1, ... A missing cell is empty or NA, and is NaN in `x`. Errors
+name the file, the line and the column.
 
 Cells may be delimited by commas, semicolons, tabs or bars, and numbers may have decimal commas
 where the delimiter is another. A text that is not UTF-8 is read as Windows-1252. What was found is
@@ -52,12 +52,14 @@ MISSING = frozenset({"", "NA", "NaN", "nan"})
 # marks of missing values in other programs, in lower case
 MARKS = frozenset({"?", "na", "n/a", "n.a.", "#n/a", "<na>", "null", "missing"})
 DELIMITERS = ",;\t|"
-DAY_FIRST = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4})")
+YEAR_LAST = re.compile(r"(\d{1,2})([./-])(\d{1,2})\2(\d{4})((?:[ T].*)?)")
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # the column of rows without names
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
 DECIMAL_POINT = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?")
 BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
+MOST_NAMED = 10  # categories in an error
+LIKE_IDS = 20  # categories of a column whose texts may be ids
 MANY_VALUES = 10  # decimal numbers with more distinct values are a quantity, not class labels
 
 
@@ -97,6 +99,7 @@ def read_csv(
     classes: bool = True,
     drop: Sequence[str] = (),
     columns: Sequence[str] = (),
+    id_column: str | None = None,
 ) -> Dataset:
     """Read a data set from a CSV file with a header.
 
@@ -111,24 +114,30 @@ def read_csv(
             then those of `like`, and an unknown class or category is an error.
         task: a column with the task of each row, which becomes the array `task`.
         classes: False: all numbers of the target are a quantity.
-        drop: columns that are no features, such as ids.
+        drop: columns that are no features.
         columns: the features; none: all columns that are left.
+        id_column: a column that names the rows, and is no feature; with `like` it may be absent.
     """
     table = read_table(path)
+    if like is not None and id_column not in table.header:
+        id_column = None
     if target is None:
         target = (
-            [name for name in table.header if name != task and name not in drop][-1]
+            [name for name in table.header if name not in (task, id_column, *drop)][-1]
             if like is None
             else like.target_name
         )
-    uses = {"the target": (target,), "the task": (task,), "dropped": drop, "a feature": columns}
-    require_columns(table, uses)
+    uses = {"the target": (target,), "the task": (task,), "the id": (id_column,)}
+    require_columns(table, uses | {"dropped": drop, "a feature": columns})
     if columns:
         kept = {*columns, target, task}
         drop = [*drop, *(name for name in table.header if name not in kept)]
+    left_out = [name for name in (*drop, id_column, task) if name is not None]
+    data = encode(table, target, drop=left_out, like=like, classes=classes)
+    if id_column is not None:
+        data = replace(data, ids=tuple(table.column(id_column)))
     if task is None:
-        return encode(table, target, drop=drop, like=like, classes=classes)
-    data = encode(table, target, drop=(*drop, task), like=like, classes=classes)
+        return data
     codes, names = _tasks(table, task, None if like is None else like.categories[task])
     return replace(
         data, arrays={**data.arrays, "task": codes}, categories={**data.categories, task: names}
@@ -209,6 +218,7 @@ def read_matrix(path: str | Path, target: str | None = None) -> Dataset:
             f"wanted a column {target!r} and two others, of the row and of the column of each entry"
         )
         raise TableError(f"{path}: the columns are {', '.join(table.header)}; {wanted}")
+    _refuse_texts(table, target)
     values = _numbers(table, target)
     items = [name for name in table.header if name != target][:2]
     categories = {
@@ -240,6 +250,7 @@ def read_features(
     feature_names: Sequence[str],
     categories: Mapping[str, Sequence[str]] | None = None,
     dummies: Mapping[str, Sequence[str]] | None = None,
+    takes_others: bool = False,
 ) -> np.ndarray:
     """Read the features of new rows; other columns of the file are ignored.
 
@@ -248,11 +259,14 @@ def read_features(
         feature_names: columns of the file, or of `with_dummies`, in the order of the result.
         categories: column -> its categories in the order of their codes.
         dummies: column -> its texts, which are columns of 0 and 1 in the result.
+        takes_others: whether a text that is no category gets the code after the last one; else it
+            is an error.
 
     Returns:
         x, [row, feature].
     """
-    return _features(read_table(path), feature_names, categories or {}, dummies or {})
+    table = read_table(path)
+    return _features(table, feature_names, categories or {}, dummies or {}, takes_others)
 
 
 def _features(
@@ -260,6 +274,7 @@ def _features(
     feature_names: Sequence[str],
     categories: Mapping[str, Sequence[str]],
     dummies: Mapping[str, Sequence[str]],
+    takes_others: bool = False,
 ) -> np.ndarray:
     known = {**categories, **dummies}
     made = {f"{name}={text}" for name, each in dummies.items() for text in each}
@@ -267,7 +282,9 @@ def _features(
     _require(table, names)
     x = np.column_stack(
         [
-            _coded(table, name, known[name]) if name in known else _numbers(table, name)
+            _coded(table, name, known[name], takes_others)
+            if name in known
+            else _numbers(table, name)
             for name in names
         ]
     )
@@ -422,7 +439,7 @@ def encode(
         target_name=target or "",
         categories=categories,
         dummies=dummies,
-        dates=tuple(name for name in names if name not in categories and _are_dates(table, name)),
+        dates=tuple(name for name in names if name not in categories and _days(table, name)),
         notes=table.notes,
         description=f"{len(names)} features of {len(table.rows)} rows; the target is {target!r}.",
     )
@@ -532,13 +549,18 @@ def number_of(cell: str) -> float | None:
     return None if "_" in cell else value
 
 
-def days_of(cell: str) -> float | None:
-    """Return the days since 1970 of a date, or None: 2024-03-01, with or without a time, or
-    01.03.2024.
+def days_of(cell: str, day_first: bool = True) -> float | None:
+    """Return the days since 1970 of a date, or None.
+
+    Args:
+        cell: a date, such as 2024-03-01, 01.03.2024 or 01/03/2024, with or without a time.
+        day_first: whether the day comes before the month where slashes or hyphens divide them.
     """
-    if match := DAY_FIRST.fullmatch(cell):
-        day, month, year = match.groups()
-        cell = f"{year}-{month:0>2}-{day:0>2}"
+    if match := YEAR_LAST.fullmatch(cell):
+        day, mark, month, year, time = match.groups()
+        if mark != "." and not day_first:
+            day, month = month, day
+        cell = f"{year}-{month:0>2}-{day:0>2}{time}"
     if not re.match(r"\d{4}-\d\d-\d\d", cell):
         return None
     try:
@@ -549,9 +571,31 @@ def days_of(cell: str) -> float | None:
     return (moment - EPOCH).total_seconds() / 86400
 
 
-def _are_dates(table: Table, name: str) -> bool:
-    present = [cell for cell in table.column(name) if cell not in MISSING]
-    return bool(present) and all(days_of(cell) is not None for cell in present)
+def _days(table: Table, name: str) -> dict[str, float]:
+    """The days since 1970 of each date in a column; empty where a cell is no date."""
+    cells = {cell for cell in table.column(name) if cell not in MISSING}
+    first, second = (_each_day(cells, day_first) for day_first in (True, False))
+    if first and second and first != second:
+        row, cell = next(
+            (row, cell)
+            for row, cell in enumerate(table.column(name))
+            if first.get(cell) != second.get(cell)
+        )
+        raise TableError(
+            f"{table.place(row, name)}: the day or the month of {cell!r} may come first, and no "
+            "other cell of the column tells which; write dates as 2024-03-31, or leave the column "
+            "out"
+        )
+    return first or second
+
+
+def _each_day(cells: set[str], day_first: bool) -> dict[str, float]:
+    found = {}
+    for cell in cells:
+        if (day := days_of(cell, day_first)) is None:
+            return {}
+        found[cell] = day
+    return found
 
 
 def _categories(table: Table, name: str, categorical: bool) -> tuple[str, ...]:
@@ -566,7 +610,7 @@ def _categories(table: Table, name: str, categorical: bool) -> tuple[str, ...]:
     if not categorical and (
         not any(number_of(cell) is None for cell in present)
         or all(cell in BOOLEANS for cell in present)
-        or _are_dates(table, name)
+        or _days(table, name)
     ):
         return ()
     is_error = len(present) - len(texts) > 9 * len(texts) or (
@@ -595,7 +639,8 @@ def _in_order(values: Sequence[str]) -> tuple[str, ...]:
 
 def _numbers(table: Table, name: str) -> np.ndarray:
     values = np.full(len(table.rows), np.nan)
-    number = days_of if _are_dates(table, name) else number_of
+    days = _days(table, name)
+    number = days.get if days else number_of
     for row, cell in enumerate(table.column(name)):
         if cell in MISSING:
             continue
@@ -609,19 +654,28 @@ def _numbers(table: Table, name: str) -> np.ndarray:
     return values
 
 
-def _coded(table: Table, name: str, categories: Sequence[str]) -> np.ndarray:
+def _coded(
+    table: Table, name: str, categories: Sequence[str], takes_others: bool = False
+) -> np.ndarray:
+    """Codes of the categories, NaN where missing; the number after the last one for others."""
     codes = {category: float(code) for code, category in enumerate(categories)}
-    values = np.full(len(table.rows), np.nan)
-    for row, cell in enumerate(table.column(name)):
-        if cell in MISSING:
-            continue
-        if cell not in codes:
-            known = f"known are {', '.join(categories)}; leave it empty to count it as missing"
-            raise TableError(
-                f"{table.place(row, name)}: category {cell!r} was not seen in training; {known}"
+    cells = table.column(name)
+    others = [cell for cell in cells if cell not in codes and cell not in MISSING]
+    if others and not takes_others:
+        more = f", ... {len(categories) - MOST_NAMED} more" if len(categories) > MOST_NAMED else ""
+        is_id = len(set(others)) > len(set(cells)) / 2 and len(categories) >= LIKE_IDS
+        raise TableError(
+            f"{table.place(cells.index(others[0]), name)}: category {others[0]!r} was not seen in "
+            f"training; known are {', '.join(categories[:MOST_NAMED])}{more}; "
+            + (
+                f"where it names rows, fit again with --id {name}"
+                if is_id
+                else "leave it empty where the model takes missing features"
             )
-        values[row] = codes[cell]
-    return values
+        )
+    return np.array(
+        [np.nan if cell in MISSING else codes.get(cell, float(len(codes))) for cell in cells]
+    )
 
 
 def _tasks(
@@ -664,6 +718,7 @@ def target_of(
         (not classes or _is_quantity(present)) if like is None else like["y"].dtype.kind == "f"
     )
     if quantity:
+        _refuse_texts(table, target)
         return _numbers(table, target), ()
     class_names = _in_order(present) if like is None else like.class_names
     if "-1" in class_names:
@@ -690,6 +745,17 @@ def target_of(
             )
         y[row] = codes[cell]
     return y, class_names
+
+
+def _refuse_texts(table: Table, target: str) -> None:
+    """Refuse a target without a number, where a model predicts numbers."""
+    texts = [cell for cell in table.column(target) if cell not in MISSING]
+    is_text = lambda cell: number_of(cell) is None and cell not in BOOLEANS
+    if texts and all(map(is_text, texts)) and not _days(table, target):
+        raise TableError(
+            f"{table.where}: this model predicts numbers, and the target {target!r} holds texts, "
+            f"such as {texts[0]!r}; name a column of numbers by --target"
+        )
 
 
 def _is_quantity(cells: Sequence[str]) -> bool:

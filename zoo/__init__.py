@@ -5,7 +5,8 @@
 
 A file `zoo/batting.py` defines `CARD`, the model `batting`, a function with the name of its file,
 and `simulate(rng_key, ...)`. The latter returns keyword arguments of the model, with data that are
-drawn from the model. Another package adds such a module by an entry point:
+drawn from the model; where features may be missing, it has the argument `missing`, the share of
+them that are NaN. Another package adds such a module by an entry point:
 
     [project.entry-points."zoo.models"]
     batting = "their_package.batting"
@@ -13,6 +14,7 @@ drawn from the model. Another package adds such a module by an entry point:
 
 import difflib
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
@@ -31,6 +33,11 @@ class Entry(NamedTuple):
     model: Callable[..., Any]
     simulate: Callable[..., dict[str, Any]]
     card: Card
+
+    @property
+    def takes_missing(self) -> bool:
+        """Whether the features of the model may be missing."""
+        return "missing" in inspect.signature(self.simulate).parameters
 
     @classmethod
     def of(cls, module: ModuleType) -> "Entry":

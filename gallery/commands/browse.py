@@ -4,26 +4,26 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
-from types import UnionType
-from typing import Any, get_args
+from typing import Any
 
 import zoo
 from gallery.commands.kernels import kernel_options
 from gallery.commands.model_file import errors_of, is_file
 from gallery.commands.models import (
     DRIVER_OPTIONS,
+    SCALARS,
     driver_defaults,
     find_model,
     kernel_name,
     parse,
+    scalar_kinds,
 )
 from gallery.commands.request import Request, check_writable
-from gallery.commands.wording import some
+from gallery.commands.wording import counted, some
 
 __all__ = ["data", "list_models", "options_text", "show"]
 
 WIDTH = 100
-SCALARS = (bool, int, float, str)
 BY_DATA = ("num_classes", "component")  # what the data say unless a person does
 
 
@@ -145,8 +145,7 @@ def _model_options(model: Callable) -> list[tuple[str, str, str]]:
 
     found = []
     for name, p in inspect.signature(model).parameters.items():
-        members = get_args(p.annotation) if isinstance(p.annotation, UnionType) else ()
-        kinds = [kind for kind in SCALARS if kind in (p.annotation, *members)]
+        kinds = scalar_kinds(p)
         default = "from the data" if name in BY_DATA else _text(p.default)
         if isinstance(p.default, SCALARS):
             found.append((name, type(p.default).__name__, default))
@@ -189,7 +188,7 @@ def data(args: Any) -> int:
     summary, found = describe(args.name), load(args.name)  # before the first line: it may fail
     if args.output is not None:
         write_csv(found, args.output)
-        print(f"saved {args.output}: {len(found.x)} rows")
+        print(f"saved {args.output}: {counted(len(found.x), 'row')}")
         return 0
     print(f"{summary.name}: {summary.title}")
     for title, words in (

@@ -46,14 +46,15 @@ from gallery.commands.runs import (
     annotate,
     main_variables,
     num_draws,
+    open_fit,
     open_run,
     scores_text,
     summary_text,
     waiting,
     with_states,
 )
-from gallery.commands.wording import some
-from gallery.tables import read_csv
+from gallery.commands.wording import counted, some
+from gallery.tables import read_csv, read_table
 
 __all__ = ["check", "fit", "resume", "update"]
 
@@ -89,7 +90,7 @@ def update(args: Any) -> int:
     started, output = perf_counter(), Path(args.output or args.run).resolve()
     check_distinct({"the table": args.table, "-o": str(output)})
     check_writable(output, "-o", force=args.force or args.output is None)
-    tree = open_run(args.run)
+    tree = open_fit(args.run)
     kernel, is_own = str(tree.attrs.get("kernel")), is_file(str(tree.attrs.get("model")))
     if is_own or not command_of(kernel).learns_on or "states" not in tree.children:
         of = "a model file" if is_own else kernel
@@ -102,15 +103,23 @@ def update(args: Any) -> int:
     except ValueError as error:
         raise ValueError(f"{args.run}: {error}") from error
     before = saved_inputs(tree)
-    more = read_csv(args.table, target=before.data.target_name or "class", like=before.data)
+    more = read_csv(
+        args.table,
+        target=before.data.target_name or "class",
+        like=before.data,
+        id_column=before.request.id,
+    )
     _, scaled, _ = saved_columns(tree, args.run)
     given = {"x": scaled.standardise(more["x"]), "y": more["y"]}
     _refuse_numbers(before.data, given["x"], args.table)
     unlabelled = int((given["y"] == -1).sum())
     without = f", {unlabelled} of them without {more.target_name!r}" if unlabelled else ""
+    learned = counted(int(tree.attrs["steps"]), "row")
     print(
-        f"{before.entry.name} on {before.data.name}: {tree.attrs['steps']} rows, and "
+        f"{before.entry.name} on {before.data.name}: {learned}, and "
         f"{len(given['y'])} more of {args.table}{without}",
+        *_learned_twice(before, more),
+        sep="\n",
         flush=True,
     )
     driver = _driver(before, max_time=None)
@@ -120,13 +129,29 @@ def update(args: Any) -> int:
         tree = driver.tree()
     arguments = driver.whole_program.arguments
     request = replace(before.request, output=str(output), plot=None)
-    data = replace(before.data, arrays={name: arguments[name] for name in before.data.arrays})
+    data = replace(
+        before.data,
+        arrays={name: arguments[name] for name in before.data.arrays},
+        ids=(*before.data.ids, *more.ids),
+    )
     inputs = before._replace(request=request, data=data, features=scaled, arguments=arguments)
     tree = _completed(tree, inputs, driver)
     write_tree(tree, output)
     _print_results(tree, request, None, perf_counter() - started)
     print(*findings(tree), trust_text(tree, _short(request.output)), sep="\n")
     return 0
+
+
+def _learned_twice(before: Inputs, more: Dataset) -> list[str]:
+    """A warning where rows of the same ids were learned already."""
+    known = set(before.data.ids) - {""}
+    twice = [name for name in dict.fromkeys(more.ids) if name in known]
+    if not twice:
+        return []
+    return [
+        f"warning: the run has learned rows with {len(twice)} of these values of "
+        f"{before.request.id!r} before ({some(twice, 3)}); a row that is learned twice counts twice"
+    ]
 
 
 def _refuse_numbers(learned: Dataset, x: np.ndarray, path: str) -> None:
@@ -310,11 +335,11 @@ def _initial_values(inputs: Inputs) -> Mapping[str, Any] | None:
 
 def _headline(inputs: Inputs) -> str:
     data = inputs.data
-    sizes = [f"{len(data.feature_names)} features"] if data.feature_names else []
-    sizes += [f"{len(data.class_names)} classes"] if data.class_names else []
-    words = "entries" if "values" in data.arrays else "rows"
+    sizes = [counted(len(data.feature_names), "feature")] if data.feature_names else []
+    sizes += [counted(len(data.class_names), "class", "classes")] if data.class_names else []
+    words = ("entry", "entries") if "values" in data.arrays else ("row", "rows")
     arrays = [data.arrays[name] for name in ("y", "values") if name in data.arrays]
-    rows = [f"{len(array)} {words}" for array in (arrays or list(data.arrays.values()))[:1]]
+    rows = [counted(len(array), *words) for array in (arrays or list(data.arrays.values()))[:1]]
     plan = ", ".join(f"{key} {value}" for key, value in inputs.options.driver.items())
     return (
         f"{inputs.entry.name} on {data.name} ({', '.join(rows + sizes)}): {inputs.kernel}, {plan}, "
@@ -342,30 +367,52 @@ def _columns(data: Dataset, request: Request) -> list[str]:
     found += [f"texts, each a column of 0 and 1: {some(dummies, 8)}"] if dummies else []
     # an empty cell of a text column is missing in all columns that have taken its place
     once = made - {f"{name}={texts[-1]}" for name, texts in data.dummies.items()}
-    counted = [name not in once for name in data.feature_names]
-    missing = int(np.isnan(x[:, counted]).sum())
-    found += [f"{missing} cells empty"] if missing else []
+    places = [name not in once for name in data.feature_names]
+    missing = int(np.isnan(x[:, places]).sum())
+    found += [f"{counted(missing, 'cell')} empty"] if missing else []
     unlabelled = int((y == -1).sum()) if data.class_names else int(np.isnan(y).sum())
-    found += [f"{unlabelled} rows without {data.target_name!r}"] if unlabelled else []
+    found += [f"{counted(unlabelled, 'row')} without {data.target_name!r}"] if unlabelled else []
     kind = "the class" if data.class_names else "a quantity"
     notes = "".join(f"; {note}" for note in data.notes)
-    return [f"read {'; '.join(found)}; {data.target_name!r} is {kind}{notes}", *_ids(data)]
+    return [
+        f"read {'; '.join(found)}; {data.target_name!r} is {kind}{_why_target(request)}{notes}",
+        *_ids(data),
+    ]
+
+
+def _why_target(request: Request) -> str:
+    """What a person may not have meant: the last column is left out, and another is the target."""
+    left_out = (*request.drop, request.id)
+    if request.target or not any(left_out):
+        return ""
+    if (last := read_table(request.data).header[-1]) not in left_out:
+        return ""
+    return f", because the last column, {last!r}, is left out; --target names another"
 
 
 def _ids(data: Dataset) -> list[str]:
-    """A warning for each column that tells nearly every row from all others, as an id does."""
-    found = []
-    for name, values in zip(data.feature_names, data.arrays["x"].T, strict=True):
+    """A warning for each column that tells nearly every row from all others, as an id does.
+
+    Half as many texts as rows are enough, for each is a category of its own.
+    """
+    found = [_id(name, len(texts), len(data["x"]), 0.5) for name, texts in data.dummies.items()]
+    made = {f"{name}={text}" for name, texts in data.dummies.items() for text in texts}
+    for name, values in zip(data.feature_names, data["x"].T, strict=True):
         present = values[~np.isnan(values)]
         is_whole = name in data.categories or name in data.dates or (present % 1 == 0).all()
-        distinct = len(np.unique(present))
-        if is_whole and len(present) >= 20 and distinct >= 0.9 * len(present):
-            found.append(
-                f"warning: {name!r} has {distinct} distinct values in {len(present)} rows, as an "
-                f"id has; leave it out by --drop {name}, or keep it beside predictions by --id "
-                f"{name}"
-            )
-    return found
+        if is_whole and name not in made:
+            share = 0.5 if name in data.categories else 0.9
+            found.append(_id(name, len(np.unique(present)), len(present), share))
+    return [warning for warning in found if warning]
+
+
+def _id(name: str, distinct: int, rows: int, share: float) -> str:
+    if rows < 20 or distinct < share * rows:
+        return ""
+    return (
+        f"warning: {name!r} has {distinct} distinct values in {rows} rows, as an id has; leave it "
+        f"out by --drop {name}, or keep it beside predictions by --id {name}"
+    )
 
 
 def _print_results(tree: xr.DataTree, request: Request, folder: Path | None, seconds: float) -> int:
@@ -395,8 +442,9 @@ def _print_results(tree: xr.DataTree, request: Request, folder: Path | None, sec
     chains, draws = tree["posterior"].sizes["chain"], tree["posterior"].sizes["draw"]
     picture = f" and {_short(request.plot)}" if request.plot else ""
     print(
-        f"saved {_short(request.output)}{picture}: {chains} chains of {draws} draws, "
-        f"{tree.attrs['steps_run']} steps in {seconds:.1f} s"
+        f"saved {_short(request.output)}{picture}: "
+        f"{counted(chains, 'chain')} of {counted(draws, 'draw')}, "
+        f"{counted(int(tree.attrs['steps_run']), 'step')} in {seconds:.1f} s"
     )
     if is_early:
         print(f"ended early by {ended}{again}")

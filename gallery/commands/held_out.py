@@ -190,7 +190,7 @@ def held_out_text(runs: Mapping[str, xr.Dataset]) -> str:
     title = f"scores on {first.sizes['row']} of {first.attrs['of']}, by a fit to the others"
     each = {name: measures(held_out) for name, held_out in runs.items()}
     each[str(first.attrs["baseline"])] = measures(first, "baseline_")
-    names = list(next(iter(each.values())))
+    names = list(dict.fromkeys(name for values in each.values() for name in values))
     lines = [title + "".join(f"{name:>11}" for name in names)]
     for who, values in each.items():
         cells = [f"{values[name]:.3f}" if name in values else "" for name in names]

@@ -73,6 +73,8 @@ def read_inputs(request: Request, data: Dataset | None = None) -> Inputs:
     arguments = _bind(entry, data, features, options.model)
     if is_own:
         _check_sites(request.model, entry.model, arguments)
+    elif not entry.takes_missing:
+        _refuse_missing(request, entry, data)
     link = learn_link(entry.model, arguments, request.raw)
     if link is not None:
         arguments["value"] = link.coded(entries_of(arguments)).value
@@ -123,6 +125,7 @@ def saved_data(tree: xr.DataTree) -> Dataset:
         categories=json.loads(tree.attrs["categories"]),
         dummies=json.loads(tree.attrs.get("dummies", "{}")),
         dates=tuple(json.loads(tree.attrs.get("dates", "[]"))),
+        ids=tuple(constant["row_id"].values.tolist()) if "row_id" in constant else (),
     )
 
 
@@ -145,8 +148,9 @@ def read_data(request: Request, model: Callable) -> Dataset:
             target=request.target,
             task=request.task,
             classes="num_classes" in inspect.signature(model).parameters,
-            drop=(*request.drop, *([request.id] if request.id else [])),
+            drop=request.drop,
             columns=request.columns,
+            id_column=request.id,
         )
     from gallery.datasets import load, names
 
@@ -332,6 +336,24 @@ def _refuse_texts(name: str, data: Dataset) -> None:
                 "take for numbers, in alphabetical order. Give --dummies, which makes each text a "
                 f"column of 0 and 1, or --drop {column}, or choose a model of texts: aclass"
             )
+
+
+def _refuse_missing(request: Request, entry: zoo.Entry, data: Dataset) -> None:
+    """Refuse features with missing entries, before anything is compiled for them."""
+    x = data.arrays.get("x")
+    takes_features = "x" in inspect.signature(entry.model).parameters
+    if x is None or x.dtype.kind != "f" or not takes_features or not np.isnan(x).any():
+        return
+    of_text = {f"{name}={text}": name for name, texts in data.dummies.items() for text in texts}
+    places = np.flatnonzero(np.isnan(x).any(axis=0)).tolist()
+    names = [data.feature_names[i] if data.feature_names else f"feature {i}" for i in places]
+    columns = list(dict.fromkeys(of_text.get(name, name) for name in names))
+    advice = f"drop them by --drop {','.join(columns)}, or " if is_table(request.data) else ""
+    raise ValueError(
+        f"--data {request.data_name}: {entry.name} takes no missing features, and these columns "
+        f"have empty cells: {', '.join(columns)}; {advice}take a model of missing features, aclass "
+        "or iqgme"
+    )
 
 
 def _component(data: Dataset, x: np.ndarray) -> Callable:

@@ -3,8 +3,8 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from types import MappingProxyType, UnionType
+from typing import Any, NamedTuple, get_args
 
 import zoo
 from gallery.commands import model_file
@@ -14,11 +14,14 @@ from gallery.commands.wording import unknown
 __all__ = [
     "DRIVER_OPTIONS",
     "NONE",
+    "SCALARS",
     "Options",
     "driver_defaults",
     "find_model",
+    "is_setting",
     "kernel_name",
     "parse",
+    "scalar_kinds",
     "split",
 ]
 
@@ -32,6 +35,7 @@ DRIVER_OPTIONS: Mapping[str, type] = {
     "chain_method": str,
 }
 DRIVER_DEFAULTS = {"num_warmup": 500, "num_samples": 1000, "num_chains": 4}
+SCALARS = (bool, int, float, str)
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -95,12 +99,22 @@ def split(options: Mapping[str, Any], model: Callable, kernel: str) -> Options:
         elif key in parameters or takes_any:
             found.model[key] = value
         else:
-            raise ValueError(
-                unknown("option", key, dict.fromkeys([*DRIVER_OPTIONS, *known, *parameters]))
-            )
+            own = [name for name, p in parameters.items() if is_setting(p)]
+            raise ValueError(unknown("option", key, dict.fromkeys([*DRIVER_OPTIONS, *known, *own])))
     return found._replace(
         driver={key: value for key, value in found.driver.items() if value is not None}
     )
+
+
+def scalar_kinds(p: inspect.Parameter) -> list[type]:
+    """Return the types of numbers, texts, true and false that an argument is annotated with."""
+    members = get_args(p.annotation) if isinstance(p.annotation, UnionType) else ()
+    return [kind for kind in SCALARS if kind in (p.annotation, *members)]
+
+
+def is_setting(p: inspect.Parameter) -> bool:
+    """Return whether an argument of a model has a default or a plain type, as data have not."""
+    return p.default not in (p.empty, None) or bool(scalar_kinds(p))
 
 
 def driver_defaults(kernel: str) -> dict[str, Any]:

@@ -57,7 +57,9 @@ BY_ROWS = {
 
 def plot(args: Any) -> int:
     """Save a picture of a saved run."""
-    path = Path(args.output or Path(args.run).with_suffix(".png"))
+    run = Path(args.run)
+    name = f"{run.stem}-{args.kind}.png" if args.kind else f"{run.stem}.png"
+    path = Path(args.output or run.with_name(name))
     check_picture(path, "-o")
     tree = open_run(args.run)
     draw(tree, path, args.kind, select(tree, args.var_names))

@@ -30,7 +30,8 @@ from gallery.commands.predictive import (
     state_probabilities,
 )
 from gallery.commands.request import check_distinct, check_writable
-from gallery.commands.runs import open_run, row_dims, waiting
+from gallery.commands.runs import open_fit, row_dims, waiting
+from gallery.commands.wording import counted
 from gallery.tables import read_features, read_table
 from inference import Program
 from inference.program.compiling import compiled
@@ -46,7 +47,7 @@ def predict(args: Any) -> int:
     check_distinct({"the run": args.run, "the table": args.table, "-o": args.output})
     if args.output is not None:
         check_writable(Path(args.output), "-o", args.force)
-    tree = open_run(args.run)
+    tree = open_fit(args.run)
     options, is_own = parse(args.option), is_file(tree.attrs.get("model", ""))
     if options and not is_own:
         raise ValueError(
@@ -135,12 +136,21 @@ def _own_rows(tree: xr.DataTree, data: Dataset, path: str) -> dict[str, np.ndarr
 def _predict_entries(tree: xr.DataTree, args: Any) -> int:
     """The table names the row and the column of each entry."""
     items = json.loads(tree.attrs["entries"])
-    places = read_features(args.table, items, json.loads(tree.attrs["categories"]))
+    categories = json.loads(tree.attrs["categories"])
+    places = read_features(args.table, items, categories, takes_others=True)
     if np.isnan(places).any():
         raise ValueError(
             f"{args.table}: line {int(np.argmax(np.isnan(places).any(1))) + 2} does not say which "
             "entry it asks for"
         )
+    for item, column in zip(items, places.T, strict=True):
+        is_new = column == len(categories[item]) if item in categories else np.zeros(1, bool)
+        if is_new.any():
+            print(
+                f"zoo: the fit has not seen the {item!r} of {counted(int(is_new.sum()), 'line')}, "
+                "predicted as one without entries",
+                file=sys.stderr,
+            )
     with waiting("predicting"):
         found = predicted_entries(tree, *places.astype(int).T)
     keys = _texts_of(args.table, items)
@@ -172,7 +182,7 @@ def _write_table(
     else:
         with open(path, "w", encoding="utf-8", newline="") as file:
             _write(file, each)
-        print(f"saved {path}: {len(columns)} rows")
+        print(f"saved {path}: {counted(len(columns), 'row')}")
     return 0
 
 

@@ -146,12 +146,14 @@ def predicted_entries(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and standard deviation of entries of a matrix, noise included.
 
-    One value of each entry is drawn for each draw of the posterior.
+    One value of each entry is drawn for each draw of the posterior. A row or column without entries
+    is drawn from its prior, given the other sites of each draw.
 
     Args:
         tree: a saved run.
-        rows: row of each entry.
-        columns: column of each entry.
+        rows: row of each entry; the number after the last one is a row without entries, where
+            rows have names.
+        columns: column of each entry, likewise.
     """
     link = entries_link(tree)
     parts = _of_each_draw(tree, (rows, columns), lambda site: site["value"])
@@ -195,12 +197,21 @@ def _of_each_draw(
     link = entries_link(tree)
     if isinstance(link, Ordered):
         given = link.settings | given
-    for place, size in zip(entries, given["shape"], strict=False):
-        if len(place) and not 0 <= place.min() <= place.max() < size:
+    sizes, has_names = given["shape"], bool(json.loads(tree.attrs["categories"]))
+    for place, size in zip(entries, sizes, strict=False):
+        if len(place) and not 0 <= place.min() <= place.max() < size + has_names:
             raise ValueError(
                 f"predict: found row or column {place.min()} .. {place.max()}, wanted 0 .. "
                 f"{size - 1}, those of the fit"
             )
+    has_others = any((place == size).any() for place, size in zip(entries, sizes, strict=False))
+    if has_others:
+        given |= {"shape": [size + 1 for size in sizes]}
+    by_item = [
+        str(name)
+        for name, values in tree["posterior"].data_vars.items()
+        if has_others and {"row", "column"} & set(values.dims)
+    ]
     draws = draws_of(tree)
     one_entry = Program(model, row=np.zeros(1, int), column=np.zeros(1, int), **given)
     if absent := sorted(set(one_entry.latent[:-1]) - set(draws)):
@@ -212,15 +223,32 @@ def _of_each_draw(
 
     def at(row: Array, column: Array, *more: Array) -> Array:
         program = Program(model, row=row, column=column, **given)
-        return jax.lax.map(
-            lambda one: asked(program.trace(*one)[program.latent[-1]], *more),
-            (draws, keys),
-            batch_size=64,
-        )
+
+        def answered(one: tuple[dict[str, Array], Array]) -> Array:
+            values, key = one
+            if by_item:
+                values, key = _with_others(program, values, by_item, key)
+            return asked(program.trace(values, key)[program.latent[-1]], *more)
+
+        return jax.lax.map(answered, (draws, keys), batch_size=64)
 
     index = np.asarray(chunks(len(entries[0]), 8192))
     draw = compiled(at, *(each[index[0]] for each in entries))
     return [np.asarray(draw(*(each[chunk] for each in entries))) for chunk in index]
+
+
+def _with_others(
+    program: Program, values: dict[str, Array], by_item: Collection[str], key: Array
+) -> tuple[dict[str, Array], Array]:
+    """Add to the sites of rows and columns what the prior draws of a row and a column more."""
+    prior_key, key = random.split(key)
+    common = {name: value for name, value in values.items() if name not in by_item}
+    trace = program.trace(common, prior_key)
+    longer = {
+        name: jnp.concatenate([values[name], trace[name]["value"][len(values[name]) :]])
+        for name in by_item
+    }
+    return common | longer, key
 
 
 def _predict(model: Callable) -> Callable | None:

@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 
 from gallery._links import Gaussian, Ordered
-from gallery._saving import best_state, packed, read_tree
+from gallery._saving import best_state, held_estimator, packed, read_tree, unpacked
 from gallery.commands.inputs import Inputs, takes_entries
 from gallery.commands.kernels import command_of
 from gallery.commands.model_file import MATRIX, is_file, source_hash
@@ -22,6 +22,7 @@ __all__ = [
     "annotate",
     "main_variables",
     "num_draws",
+    "open_fit",
     "open_run",
     "row_dims",
     "scores_text",
@@ -54,6 +55,8 @@ def annotate(tree: xr.DataTree, inputs: Inputs) -> xr.DataTree:
         constant = constant.assign(
             x_mean=("feature", inputs.features.mean), x_std=("feature", inputs.features.scale)
         )
+    if data.ids:
+        constant = constant.assign(row_id=("row_id_dim_0", list(data.ids)))
     named = {dim: list(values) for dim, values in names.items() if values}
     # a coordinate would take the place of the argument of its name
     constant = constant.rename({dim: f"{dim}_of_row" for dim in named if dim in constant.data_vars})
@@ -157,6 +160,15 @@ def open_run(path: str | Path) -> xr.DataTree:
             f"{path}: no posterior draws in it, only {', '.join(tree.children) or 'nothing'}; "
             "wanted a run of `zoo fit`"
         )
+    return tree
+
+
+def open_fit(path: str | Path) -> xr.DataTree:
+    """Read a run of `zoo fit` as `open_run` does; the file of an estimator is refused."""
+    tree = open_run(path)
+    if "estimator" in tree.children:
+        kind = unpacked(tree["estimator"].to_dataset())["class"]
+        raise ValueError(f"{path}: {held_estimator(kind)}")
     return tree
 
 

@@ -308,7 +308,7 @@ def test_pictures_are_drawn(done, room):
     assert (room.folder / "trace.svg").read_text().startswith("<?xml")
     assert all(
         (room.folder / f"{name}.png").stat().st_size > 5000
-        for name in ("svi", "forest", "dist", "rank", "energy")
+        for name in ("svi-elbo", "forest", "dist", "rank", "energy")
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import xarray as xr
 from scipy.stats import norm
 
 from gallery._links import Ordered
@@ -146,6 +147,44 @@ def test_levels_are_recoded_and_not_standardised():
     assert not any(start[name].any() for name in ("z", "row_weights", "column_weights"))
 
 
+def made_up(names, draws=4000):
+    """A run of a matrix of 2 x 3, all of its draws alike."""
+    sites = {
+        "z": (["component"], [1]),
+        "s": (["component"], [0.5]),
+        "u": (["row", "component"], [[2.0], [-1.0]]),
+        "v": (["column", "component"], [[1.0], [-2.0], [0.0]]),
+        "row_precision": (["column_feature"], [4.0]),
+        "row_weights": (["row", "column_feature"], [[0.5], [1.0]]),
+        "column_precision": (["row_feature"], [1.0]),
+        "column_weights": (["column", "row_feature"], [[0.0], [3.0], [1.0]]),
+        "intercept": ([], 7.0),
+        "alpha": ([], 100.0),
+        "alpha_s": ([], 1.0),
+    }
+    alike = {
+        name: (["chain", "draw", *dims], np.broadcast_to(value, (1, draws, *np.shape(value))))
+        for name, (dims, value) in sites.items()
+    }
+    tree = xr.DataTree.from_dict({"posterior": xr.Dataset(alike)})
+    arguments = json.dumps({"shape": [2, 3], "num_components": 1})
+    tree.attrs |= {"model": "bsvd", "arguments": arguments, "categories": json.dumps(names)}
+    return tree
+
+
+def test_a_row_without_entries_is_predicted_from_its_prior():
+    """Its factor has variance 1, and its effect 1 / 4; noise has variance 1 / 100."""
+    tree = made_up({"user": ["a", "b"], "film": ["f", "g", "h"]})
+    mean, std = predicted_entries(tree, np.array([2, 2, 0, 2]), np.array([0, 1, 1, 3]))
+    wanted = np.sqrt([0.25 + 0.25 + 0.01, 1 + 0.25 + 0.01, 0.01, 0.25 + 0.25 + 1 + 0.01])
+    assert (abs(mean - [7, 10, 8.5, 7])[:3] < 4 * wanted[:3] / np.sqrt(4000)).all()
+    np.testing.assert_allclose(std, wanted, rtol=0.1)
+    known = predicted_entries(tree, np.array([0]), np.array([1]))
+    np.testing.assert_allclose(np.ravel(known), [8.5, 0.1], rtol=0.1)
+    with pytest.raises(ValueError, match="found row or column 2 .. 2, wanted 0 .. 1"):
+        predicted_entries(made_up({}), np.array([2]), np.array([0]))
+
+
 def shares_of_levels(tree, row, column):
     """The probability of each level of an entry, by hand from the draws."""
     draws = {name: np.asarray(values) for name, values in draws_of(tree).items()}
@@ -234,9 +273,16 @@ def test_report_and_summary_leave_out_what_is_not_identified(done):
     assert "rank" in done["summary"][1]
 
 
+@pytest.mark.slow
+def test_a_user_without_entries_is_predicted(done):
+    code, out, err = done["nobody"]
+    assert code == 0, err
+    assert "the fit has not seen the 'user' of 1 line, predicted as one without entries" in err
+    assert out.splitlines()[1].startswith("u99,f0,")
+
+
 REFUSED = {
     "no levels": r"values: found \S+ at row \d+, column \d+, wanted integers under this link",
-    "nobody": "category 'u99' was not seen in training",
     "wrong data": "model bsvd needs 'row', 'column'",
     "wrong picture": "--kind history: this run of bsvd has none",
     "compare": "fewer.nc: no such file",
@@ -271,9 +317,10 @@ def test_a_table_of_entries_is_read(tmp_path):
     [
         ([["a", "v"], ["1", "2"]], "two others"),
         ([["a", "b", "v"], ["1", "", "2"]], "it is empty"),
-        ([["a", "b", "v"], ["1", "2", "many"]], "not a finite number"),
+        ([["a", "b", "v"], ["1", "2", "many"]], "'v' holds texts, such as 'many'"),
+        ([["a", "b", "v"], ["1", "2", "many"], ["1", "3", "4"]], "not a finite number"),
     ],
-    ids=["two columns", "no column named", "a text"],
+    ids=["two columns", "no column named", "texts", "a text"],
 )
 def test_a_table_of_no_entries_is_refused(tmp_path, rows, words):
     write(tmp_path / "t.csv", rows)

@@ -77,6 +77,9 @@ def done(folder):
         found["predict others"] = run("predict", "others.nc", "held_out.csv")
         found["seed"] = run(*FIT, *KEEP, "-o", "seed.nc", "--seed", "1")
         found["compare"] = run("compare", "run.nc", "seed.nc")
+        found["update"] = run("update", "others.nc", "held_out.csv", "-o", "both.nc")
+        found["update again"] = run("update", "both.nc", "held_out.csv")
+        found["compare dates"] = run("compare", "run.nc", "dates.nc")
         found["too few"] = run(*FIT, *KEEP, "-o", "never.nc", "--test", "0.05")
         found["no time"] = run(*FIT, *KEEP, "-o", "never.nc", "--option", "max_time=0")
     return found
@@ -104,6 +107,17 @@ def test_what_is_no_feature_is_warned_of_dropped_and_kept_beside_predictions(don
     lines = out.splitlines()
     assert (code, lines[0]) == (0, "patient,home,stays,predicted")
     assert [line.split(",")[0] for line in lines[1:]] == [f"P{1000 + i}" for i in range(5)]
+
+
+@pytest.mark.parametrize("options", [[], ["--dummies"]])
+def test_texts_with_half_as_many_values_as_rows_are_warned_of(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"note {i % 25},{i % 3}.5,{'uv'[i % 2]}" for i in range(40)]
+    (tmp_path / "notes.csv").write_text("\n".join(["note,a,y", *rows]))
+    with mock.patch("inference.Driver.run", side_effect=ValueError("it ran")):
+        _, out, _ = run("fit", "aclass", "--data", "notes.csv", *options)
+    assert out.count("warning: ") == 1
+    assert "warning: 'note' has 25 distinct values in 40 rows, as an id has" in out
 
 
 def test_a_run_knows_which_columns_are_dates(done, folder):
@@ -190,6 +204,25 @@ def test_runs_are_compared_on_the_same_held_out_rows(done, folder):
     assert lines[2].split()[0] == "seed"
     assert lines[3].split()[:2] == ["logistic", "regression"]
     assert "log_evidence" in lines[4]
+
+
+def test_an_update_warns_of_rows_that_were_learned_before(done, folder):
+    code, out, err = done["update"]
+    assert (code, "warning: " in out) == (0, False), err
+    code, out, err = done["update again"]
+    assert code == 0, err
+    assert (
+        "warning: the run has learned rows with 8 of these values of 'patient' before (P10" in out
+    )
+    ids = saved_data(opened(folder, "both.nc")).ids
+    assert len(ids) == 48
+    assert set(ids) == {row[0] for row in table(folder)[1:]}
+
+
+def test_a_run_without_a_score_is_named(done):
+    code, _, err = done["compare dates"]
+    assert code == 2
+    assert "compare: nothing ranks all runs, and there is no held-out score of dates; fit" in err
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import csv
 import io
 import os
 import re
+import time
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from types import SimpleNamespace
 from unittest import mock
@@ -32,7 +33,22 @@ ERRORS = {
         ["fit", "softmax"],
         "the following arguments are required: --data .*zoo fit --help",
     ),
-    "unknown flag": ([*FIT, "--sed", "3"], "unrecognized arguments: --sed"),
+    "unknown flag": (
+        [*FIT, "--sed", "3"],
+        r"unrecognized arguments: --sed 3 \(see zoo fit --help\)",
+    ),
+    "unknown flag without a command": (
+        ["--sed"],
+        r"unrecognized arguments: --sed \(see zoo --help",
+    ),
+    "the beginning of an option": (
+        [*FIT, "--option", "nums=3"],
+        "no option 'nums'; did you mean 'num_samples'. there are .*_matrix, num_classes\n",
+    ),
+    "a short beginning of options": (
+        [*FIT, "--option", "num=3"],
+        "no option 'num'; did you mean 'num_warmup' or 'num_samples' or 'num_chains'",
+    ),
     "seed": ([*FIT, "--seed", "x"], "--seed: wanted a whole number from 0 to .*, found 'x'"),
     "seed of many digits": (
         [*FIT, "--seed", "99999999999999999999"],
@@ -59,6 +75,10 @@ ERRORS = {
     "a column to drop that is not there": (
         [*FIT, "--drop", "lenght"],
         "no column 'lenght' to be dropped; the columns are length, wings",
+    ),
+    "an id that is not there": (
+        [*FIT, "--id", "nope"],
+        "no column 'nope' to be the id; the columns are length, wings",
     ),
     "columns of a data set": (
         ["fit", "softmax", "--data", "wine", "--drop", "hue"],
@@ -90,7 +110,12 @@ ERRORS = {
     ),
     "missing features": (
         ["fit", "softmax", "--data", "holes.csv", "-o", "never.nc"],
-        "argument 'x': 1 entries are NaN",
+        "softmax takes no missing features, and these columns have empty cells: a; "
+        "drop them by --drop a, or take a model of missing features, aclass or iqgme",
+    ),
+    "missing texts": (
+        ["fit", "softmax", "--data", "texts.csv", "--dummies", "-o", "never.nc"],
+        "these columns have empty cells: colour; drop them by --drop colour, or",
     ),
     "texts as numbers": (
         ["fit", "softmax", "--data", "texts.csv", "-o", "never.nc"],
@@ -254,8 +279,21 @@ def test_texts_that_a_model_makes_categories_of_are_taken(room, here, monkeypatc
     told = capsys.readouterr()
     assert "it ran" in told.err
     assert (
-        "read texts: colour (3); 1 cells empty; 2 rows without 'label'; 'label' is the class"
+        "read texts: colour (3); 1 cell empty; 2 rows without 'label'; 'label' is the class"
         in told.out
+    )
+
+
+@pytest.mark.parametrize("option", ["--drop", "--id"])
+def test_a_target_is_told_that_stands_before_a_column_left_out(option, here, monkeypatch, capsys):
+    failing(monkeypatch, RuntimeError("it ran"))
+    fit = ("fit", "aclass", "--data", "insects.csv", "-o", "never.nc")
+    here(*fit, option, "species", "--target", "wings")
+    assert "'wings' is the class\n" in capsys.readouterr().out
+    here(*fit, option, "species")
+    assert (
+        "is a quantity, because the last column, 'species', is left out; --target names another"
+        in capsys.readouterr().out
     )
 
 
@@ -364,6 +402,21 @@ def test_ctrl_c_outside_of_the_run(here, monkeypatch, capsys):
     fit = ("fit", "softmax", "--data", "insects.csv", "-o", "never.nc", "--checkpoint", "stopped")
     assert here(*fit) == 130
     assert capsys.readouterr().err == "zoo: interrupted; go on with: zoo resume stopped\n"
+
+
+def test_ctrl_c_that_python_drops_is_repeated(here, monkeypatch, capsys):
+    class Dropping:
+        def __del__(self):
+            raise KeyboardInterrupt
+
+    def summary(args):
+        Dropping()
+        for _ in range(1000):
+            time.sleep(0.01)
+
+    monkeypatch.setattr("gallery.commands.reports.summary", summary)
+    assert here("summary", "no.nc") == 130
+    assert capsys.readouterr().err == "zoo: interrupted\n"
 
 
 # Models of other kinds.

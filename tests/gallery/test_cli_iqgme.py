@@ -103,7 +103,7 @@ REFUSED = {
     "predict unknown": "category 'west' was not seen in training; known are north, south",
     "no task": "wants the task of each row: name its column with --task",
     "no such task": "no column 'farm' to be the task",
-    "compare": "nothing to rank by",
+    "compare": "and their held-out scores are of different rows",
 }
 
 

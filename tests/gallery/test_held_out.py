@@ -12,7 +12,7 @@ from scipy.stats import norm
 from sklearn.model_selection import KFold
 
 from gallery._dataset import Dataset
-from gallery.commands import held_out
+from gallery.commands import held_out, reports
 from gallery.commands.inputs import read_inputs
 from gallery.commands.request import Request
 from inference import Program
@@ -206,3 +206,25 @@ def test_the_baseline_rounds_a_normal_to_levels():
     far = held_out._log_share_of_normal(levels, np.array([1, 5]), np.array([14.0, -8.0]), 0.9)
     assert far[0] == pytest.approx(far[1])
     assert far[0] == pytest.approx(norm.logsf(12.5 / 0.9))
+
+
+@pytest.mark.parametrize("coded", [{}, {"shift": 3.0, "scale": 2.0}], ids=["raw", "standardised"])
+def test_entries_of_two_codings_are_compared_by_rmse(coded, monkeypatch, capsys):
+    """A run of real entries, whose log score is a density, and one of levels."""
+    y = np.array([1.0, 2, 3, 4, 5])
+    same = {"y": ("row", y), "baseline_predicted": ("row", y + 3)}
+    attrs = {"baseline": "additive effects", "of": "25 entries"}
+    far = xr.Dataset(same | {"predicted": ("row", y + 2), "log_score": ("row", y)}, attrs=attrs)
+    near = xr.Dataset(same | {"predicted": ("row", y + 1), "log_score": ("row", -y)}, attrs=attrs)
+    trees = {
+        "far": xr.DataTree.from_dict({"held_out": far}),
+        "near": xr.DataTree.from_dict({"held_out": near}),
+    }
+    trees["far"].attrs |= coded
+    trees["near"].attrs |= {"levels": (1, 2, 3, 4, 5)}
+    monkeypatch.setattr(reports, "open_run", lambda path: trees[path.stem])
+    assert reports.compare(SimpleNamespace(first="far.nc", others=["near.nc"])) == 0
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title.split()[-1] == "RMSE"
+    assert [line.split() for line in lines[:2]] == [["far", "2.000"], ["near", "1.000"]]
+    assert lines[3].startswith("best by RMSE: near; ")

@@ -1,6 +1,7 @@
 """Pictures of runs, next to trees whose draws are made up: points are rows, labels are names."""
 
 import json
+from types import SimpleNamespace
 
 import matplotlib as mpl
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import xarray as xr
 
 from gallery import cli
-from gallery.commands import model_pictures
+from gallery.commands import model_pictures, pictures
 from gallery.commands.findings import class_contrasts, findings
 from gallery.commands.model_pictures import plot_classes, plot_entries, plot_history
 from gallery.commands.pictures import draw, kinds
@@ -251,6 +252,16 @@ def test_the_command_names_the_kinds_that_are_drawn():
         *cli.ARVIZ_KINDS,
     ]
     assert set(kinds(rows_of({}), ["share"])) == {*cli.KINDS, *cli.ARVIZ_KINDS}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(None, "run.png"), ("forest", "run-forest.png")])
+def test_a_kind_has_a_file_of_its_own(kind, name, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(pictures, "open_run", lambda path: rows_of({}))
+    monkeypatch.setattr(pictures, "draw", lambda tree, path, *_: seen.append(path))
+    run = str(tmp_path / "run.nc")
+    pictures.plot(SimpleNamespace(run=run, output=None, kind=kind, var_names=None))
+    assert seen == [tmp_path / name]
 
 
 def test_help_says_what_each_kind_shows(capsys):

@@ -14,6 +14,7 @@ from sklearn.exceptions import NotFittedError
 import gallery
 from gallery._saving import _checksum, packed, unpacked
 from gallery._standardise import Standardiser
+from gallery.commands.runs import open_fit
 from zoo.aclass import beta_bernoulli
 
 pytestmark = [
@@ -279,8 +280,10 @@ def test_other_files_are_refused_in_a_sentence(saved, tmp_path):
         load(tmp_path / "no.nc")
     with pytest.raises(ValueError, match=r"a folder; name a netCDF file of AClassClassifier.save"):
         load(tmp_path)
-    with pytest.raises(ValueError, match=r"m.nc: holds a AClassClassifier; load it by AClass"):
+    with pytest.raises(ValueError, match=r"m.nc: holds an AClassClassifier; load it in"):
         gallery.IQGMEClassifier.load(path)
+    with pytest.raises(ValueError, match=r"m.nc: holds an AClassClassifier; load it in Python by"):
+        open_fit(path)
     xr.DataTree.from_dict({"posterior": xr.Dataset()}).to_netcdf(
         tmp_path / "run.nc", engine="h5netcdf"
     )

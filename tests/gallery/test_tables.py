@@ -3,12 +3,13 @@
 import gzip
 import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from gallery.datasets import load
-from gallery.tables import TableError, read_csv, read_features, with_dummies, write_csv
+from gallery.tables import TableError, read_csv, read_features, read_matrix, with_dummies, write_csv
 
 PATIENTS = """age,city,smokes,blood pressure,outcome
 31,Rome,True,120.5,well
@@ -80,6 +81,13 @@ def test_whole_numbers_are_a_quantity_where_there_are_no_classes(write):
         read_csv(write("a,y\n1,50\n2,?\n"), classes=False)
 
 
+def test_a_target_of_texts_is_no_quantity(write):
+    path = write("a,b,y\n1,2,icu\n2,3,home\n")
+    for read in (partial(read_csv, classes=False), read_matrix):
+        with pytest.raises(TableError, match="this model predicts numbers, .* by --target"):
+            read(path)
+
+
 def test_texts_beside_numbers_may_be_categories(write):
     assert read_csv(write("a,y\n1,u\nnone,u\n2,v\nnone,v\n")).categories["a"] == ("1", "2", "none")
 
@@ -131,6 +139,24 @@ def test_dates_are_days(write):
         read_features(write("seen\n1970-01-01\n5\n"), ["seen"])
     mixed = read_csv(write("a,y\n1970-01-01,u\n13th,v\n"))
     assert mixed.categories["a"] == ("13th", "1970-01-01")
+
+
+@pytest.mark.parametrize("cells", [("31/01/1970", "02/03/1970"), ("01/31/1970", "03/02/1970")])
+@pytest.mark.parametrize("mark", "/-")
+def test_a_day_above_12_tells_the_order_of_day_and_month(write, cells, mark):
+    first, second = (cell.replace("/", mark) for cell in cells)
+    data = read_csv(write(f"a,y\n{first},u\n{second} 12:00,v\n,u\n{second},v\n"))
+    np.testing.assert_array_equal(data.x[:, 0], [30, 60.5, np.nan, 60])
+    assert data.dates == ("a",)
+
+
+def test_dates_whose_day_and_month_may_change_places_are_refused(write):
+    path = write("a,y\n05/05/2024,u\n03/04/2024,v\n")
+    with pytest.raises(TableError, match="line 3, column 'a': the day or .* of '03/04/2024' may"):
+        read_csv(path)
+    assert read_csv(write("a,y\n05/05/1970,u\n5.1.1970,v\n")).x[:, 0].tolist() == [124, 4]
+    mixed = read_csv(write("a,y\n31/01/1970,u\n01/31/1970,v\n"))
+    assert mixed.categories["a"] == ("01/31/1970", "31/01/1970")
 
 
 def test_columns_are_left_out_or_chosen(write):
@@ -188,6 +214,16 @@ def test_missing_columns_and_unseen_categories_are_named(write):
         )
     with pytest.raises(TableError, match=r"line 2, column 'age': 'old' is not a finite number"):
         read_features(write("age,city\nold,Rome\n", "new.csv"), ("age", "city"), train.categories)
+
+
+def test_an_error_names_ten_categories_and_knows_ids(write):
+    ids = [f"P{i}" for i in range(30)]
+    with pytest.raises(TableError, match=r"known are P0, .*, P9, ... 20 more; .* with --id a"):
+        read_features(write("a\nQ1\nQ2\nP3\n"), ["a"], {"a": ids})
+    with pytest.raises(TableError, match=r"P9, ... 20 more; leave it empty"):
+        read_features(write("a\nQ1\nP2\nP3\n"), ["a"], {"a": ids})
+    found = read_features(write("a\nQ1\nP2\nNA\n"), ["a"], {"a": ids}, takes_others=True)
+    np.testing.assert_array_equal(found[:, 0], [30, 2, np.nan])
 
 
 @pytest.mark.parametrize(
