@@ -19,6 +19,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 import jax
 import numpyro.infer  # noqa: F401 (before ArviZ, whose lazy modules would load it a second time)
 import pytest
+from threadpoolctl import threadpool_limits
 
 from inference.program.compiling import make_room
 
@@ -28,6 +29,7 @@ def pytest_configure(config):
     one compiles what another did. One process of tests has one core: with threads, small products
     of matrices wait for cores that others have.
     """
+    threadpool_limits(1, user_api="blas")
     # a run in the background ignores Ctrl-C, which some tests raise
     signal.signal(signal.SIGINT, signal.default_int_handler)
     one_thread = "--xla_cpu_multi_thread_eigen=false"

@@ -14,8 +14,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cached_property, partial
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache, cached_property, partial
 from itertools import count
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jax import Array, random
+from threadpoolctl import ThreadpoolController
 
 from inference.program.compiling import compiled
 from inference.run.loop import Chain, Loop, Stepper, stacked, unstacked
@@ -42,6 +43,7 @@ __all__ = [
     "ctrl_c_waits",
     "figures",
     "marks",
+    "one_lapack_thread",
     "others_run",
     "signals_noted",
     "starts",
@@ -229,6 +231,21 @@ def others_run() -> Generator[None]:
         yield
     finally:
         TURN.acquire()
+
+
+@cache
+def _linked_libraries() -> ThreadpoolController:
+    return ThreadpoolController()  # looks at all that are loaded, which takes milliseconds
+
+
+def one_lapack_thread() -> AbstractContextManager:
+    """Limits the OpenBLAS that comes with SciPy to one thread.
+
+    XLA leaves factors of matrices and triangular systems to it. Its threads wait for each other in
+    busy loops: on matrices of some hundred rows two of them take twice as long as one, and many
+    times as long where another process uses the cores.
+    """
+    return _linked_libraries().limit(limits=1, user_api="blas")
 
 
 class Session:
@@ -482,7 +499,7 @@ class Session:
             self._ask_host(i)
             loop = self._loop(self.lanes[i])
             # the old states are donated, so an interrupt must not lose the new ones
-            with ctrl_c_waits(), others_run():
+            with ctrl_c_waits(), others_run(), one_lapack_thread():
                 self.lanes[i], records, num_records = loop.chunk(self.lanes[i], left, **how)
             self.stepper.bind()  # another thread may have had the kernel read other data
             parts.append(records)
