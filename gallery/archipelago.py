@@ -15,7 +15,7 @@ Adams and Ghahramani (2009), "Archipelago: nonparametric Bayesian semi-supervise
 """
 
 from collections.abc import Callable
-from copy import copy
+from copy import deepcopy
 from numbers import Integral
 from typing import Any
 
@@ -356,7 +356,7 @@ class ArchipelagoClassifier(ClassifierMixin, ZooEstimator):
     def _options(self) -> dict[str, Any]:
         """Arguments of the model that the user has set; copies, for distributions keep results."""
         options = {
-            name: copy(getattr(self, name))
+            name: deepcopy(getattr(self, name))
             for name in ("base", "covariance", "is_ard", "amplitude", "lengthscale")
         }
         return {name: value for name, value in options.items() if value is not None}

@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 FEWEST = 5  # held-out rows; fewer tell nothing
+MOST_LEVELS = 20  # different values of entries, up to which none is held out whole
 MOST_SECONDS = 60.0  # a fit that took longer is repeated only where `--test` asks for it
 MOST_PRODUCTS = 10**8  # rows x features x classes of logistic regression
 
@@ -73,8 +74,8 @@ def share_to_hold_out(asked: float | None, inputs: Inputs, seconds: float) -> tu
 def split(data: Dataset, share: float) -> Split | None:
     """Hold out a share of the labelled rows, or of the entries of a matrix.
 
-    Every class, of every task, keeps a row; so does every row and column of a matrix an entry. The
-    classes have their shares of the held-out rows.
+    Every class, of every task, keeps a row; so does every row and column of a matrix an entry, and
+    every level, such as a number of stars. The classes have their shares of the held-out rows.
 
     Returns:
         None where there are no labels, a single class, or fewer than five rows to hold out.
@@ -82,6 +83,8 @@ def split(data: Dataset, share: float) -> Split | None:
     arrays = data.arrays
     if {"rows", "cols", "values"} <= set(arrays):
         target, keys = arrays["values"], [arrays["rows"], arrays["cols"]]
+        if len(np.unique(target)) <= MOST_LEVELS:
+            keys.append(target)
         labelled = np.arange(len(target))
     elif "x" in arrays and _is_classes(arrays.get("y")):
         target = arrays["y"]

@@ -53,6 +53,15 @@ def test_each_row_and_column_of_a_matrix_keeps_an_entry():
     assert len(parts.rows) + len(parts.train["values"]) == 60
 
 
+def test_each_level_keeps_an_entry():
+    """One of two entries of a level stays, wherever it is."""
+    rows, cols = np.divmod(np.arange(60), 6)
+    for place in range(58):
+        stars = np.where(np.isin(np.arange(60), [place, place + 2]), 5, 3)
+        data = Dataset("mine", "", {"rows": rows, "cols": cols, "values": stars})
+        assert set(held_out.split(data, 0.7).train["values"]) == {3, 5}
+
+
 @pytest.mark.parametrize(
     "data",
     [
