@@ -11,8 +11,8 @@ the features too, the others about the labels alone.
 # %%
 # Data
 # ----
-# Wine, and with ``ZOO_PAGES=full`` the breast cancer table as well. Half of the rows are for learning;
-# columns are standardised by them.
+# Wine, and with ``ZOO_PAGES=full`` the breast cancer table as well. Half of the rows are for
+# learning; columns are standardised by them.
 import os
 import warnings
 
